@@ -157,6 +157,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     from marl_pool.cli import main as cli
 
     def run(*arguments: str, status: int = 2) -> str:
+        capsys.readouterr()
         assert cli.main(arguments) == status
         out, err = capsys.readouterr()
         assert out == ""

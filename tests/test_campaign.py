@@ -337,10 +337,7 @@ def cases(folders: Callable[[str], Path], kind: str) -> list[tuple[str, str, str
 
 
 def campaign(
-    kind: str,
-    selection: list[tuple[str, str, str]],
-    tmp_path: Path,
-    **fixtures: Any,
+    kind: str, selection: list[tuple[str, str, str]], tmp_path: Path, **fixtures: Any
 ) -> None:
     """Run cases and name all that fail, not the first one alone."""
     failed = []

@@ -106,9 +106,7 @@ def test_a_call_in_inference_mode_leaves_later_gradients_alone(
 
 
 @pytest.mark.parametrize("pooling", pooling_names())
-def test_a_network_in_inference_mode_leaves_later_gradients_alone(
-    pooling: str,
-) -> None:
+def test_a_network_in_inference_mode_leaves_later_gradients_alone(pooling: str) -> None:
     network = SetNetwork(
         SPEC, encoder={"name": "transformer"}, pooling={"name": pooling}, seed=0
     )

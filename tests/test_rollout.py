@@ -1,6 +1,7 @@
 """Rollout against a plain loop: one environment, one step at a time."""
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -118,14 +119,7 @@ class Counting(Policy):
 class Aging(Perturbation):
     """Add the number of earlier observations in the episode to all features."""
 
-    def start(
-        self,
-        tokens: Any,
-        keys: Tensor,
-        state: Any = None,
-        where: Any = None,
-        episodes: Any = None,
-    ) -> dict[str, Tensor]:
+    def start(self, tokens, keys, state=None, where=None, episodes=None):
         fresh = {"age": torch.zeros(len(keys))}
         return fresh if where is None or state is None else choose(where, fresh, state)
 
@@ -155,13 +149,16 @@ def random_policies(env: BatchedEnv) -> dict[str, Policy]:
 PERTURBATIONS: dict[str, Any] = {
     "none": lambda: None,
     "aging": Aging,
-    "jitter": lambda: make_perturbation("jitter", severity=0.5),
-    "occlude": lambda: make_perturbation("occlude", severity=0.5, every=2),
-    "shuffle": lambda: make_perturbation("shuffle", every=3),
-    "inject": lambda: make_perturbation(
-        "inject", token_type=2, count=2, position_features=[0, 1]
-    ),
-    "delay": lambda: make_perturbation("delay", severity=[0.0, 1.0]),
+    **{
+        name: partial(make_perturbation, name, **options)
+        for name, options in {
+            "jitter": {"severity": 0.5},
+            "occlude": {"severity": 0.5, "every": 2},
+            "shuffle": {"every": 3},
+            "inject": {"token_type": 2, "count": 2, "position_features": [0, 1]},
+            "delay": {"severity": [0.0, 1.0]},
+        }.items()
+    },
 }
 
 
@@ -255,13 +252,13 @@ def play_alone(
 
 def stack(rows: list[Any]) -> Trajectory:
     """Stack steps, each a tuple in the order of Trajectory's fields."""
-    stacked = [
-        tree_map(
-            lambda *parts: None if parts[0] is None else torch.stack(parts), *column
-        )
-        for column in zip(*rows, strict=True)
-    ]
-    return Trajectory(*stacked)
+
+    def stacked(*parts: Any) -> Any:
+        return None if parts[0] is None else torch.stack(parts)
+
+    return Trajectory(
+        *(tree_map(stacked, *column) for column in zip(*rows, strict=True))
+    )
 
 
 def tensors(part: Trajectory) -> dict[str, Tensor]:
@@ -272,16 +269,14 @@ def tensors(part: Trajectory) -> dict[str, Tensor]:
 
 
 def assert_same(part: Trajectory, twin: Trajectory, *, exactly: bool = False) -> None:
+    reference = tensors(twin)
     for name, tensor in tensors(part).items():
-        expected = tensors(twin)[name]
+        expected = reference[name]
         assert tensor.dtype == expected.dtype, name
         if exactly or not tensor.is_floating_point():
             assert torch.equal(tensor, expected), name
         else:
-            message = f"{name} differs"
-            torch.testing.assert_close(
-                tensor, expected, rtol=1e-5, atol=1e-5, msg=message
-            )
+            assert torch.allclose(tensor, expected, rtol=1e-5, atol=1e-5), name
 
 
 def steps_of(part: Trajectory, number: int) -> Trajectory:
@@ -297,9 +292,8 @@ def steps_of(part: Trajectory, number: int) -> Trajectory:
 def join(parts: list[dict[str, Trajectory]], name: str) -> Trajectory:
     """Fragments one after the other."""
     fields = [part[name]._asdict() for part in parts]
-    return Trajectory(
-        **{key: _concatenate([f[key] for f in fields]) for key in fields[0]}
-    )
+    columns = {key: [field[key] for field in fields] for key in fields[0]}
+    return Trajectory(**{k: _concatenate(column) for k, column in columns.items()})
 
 
 def rollout(
@@ -366,9 +360,8 @@ def test_without_reads_nothing_changes(policies: Any, kind: str) -> None:
         parts = second.steps(count)
         for name, part in first.steps(count).items():
             assert_same(part, parts[name], exactly=True)
-    for a, b in zip(
-        tree_leaves(first.state_dict()), tree_leaves(second.state_dict()), strict=True
-    ):
+    leaves = (tree_leaves(instance.state_dict()) for instance in (first, second))
+    for a, b in zip(*leaves, strict=True):
         assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
@@ -493,19 +486,16 @@ def test_finished_episodes_and_running_returns() -> None:
         together.steps(length)
         finished += together.pop_finished()
         assert together.pop_finished() == []
-    order = torch.cat([part.lengths for part in finished])
-    expected = [play_alone(n, together.policies)[1] for n in range(NUM_ENVS)]
-    assert len(order) == sum(map(len, expected)) > NUM_ENVS
+    order = torch.cat([part.lengths for part in finished]).tolist()
+    alone = [play_alone(n, together.policies)[1] for n in range(NUM_ENVS)]
+    expected = [episode for episodes in alone for episode in episodes]
+    assert len(order) == len(expected) > NUM_ENVS
     for name in together.policies:
         returns = torch.cat([part.returns[name] for part in finished])
         assert returns.dtype == torch.float64
-        pairs = [
-            (total[name].tolist(), length)
-            for episodes in expected
-            for total, length in episodes
-        ]
-        actual = list(zip(returns.tolist(), order.tolist(), strict=True))
-        for (a, length), (b, steps) in zip(sorted(actual), sorted(pairs), strict=True):
+        actual = sorted(zip(returns.tolist(), order, strict=True))
+        pairs = sorted((total[name].tolist(), length) for total, length in expected)
+        for (a, length), (b, steps) in zip(actual, pairs, strict=True):
             assert length == steps
             assert a == pytest.approx(b, abs=1e-5)
 
@@ -569,12 +559,8 @@ def test_moments_tell_what_the_policies_saw() -> None:
     together.episodes(transitions.append)
     for name, part in same.steps(2).items():
         for step in range(2):
-            for actual, expected in zip(
-                transitions[step].tokens[name].parts,
-                part.tokens.at(step).parts,
-                strict=True,
-            ):
-                assert torch.equal(actual, expected)
+            seen, expected = transitions[step].tokens[name], part.tokens.at(step)
+            assert all(map(torch.equal, seen.parts, expected.parts))
 
 
 # Agents and episodes that begin in the middle

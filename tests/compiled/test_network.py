@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
-from helpers.set_networks import HEADS, WIDTHS, errors, make_tokens, results
+from helpers.set_networks import (
+    HEADS,
+    WIDTHS,
+    assert_same_second_gradients,
+    errors,
+    make_tokens,
+    results,
+)
 from helpers.set_networks import make_network as make_plain
 from marl_pool.compiled import CompiledSetNetwork, compile
 from marl_pool.compiled.choice import use_kernels
@@ -75,12 +82,7 @@ def is_used(network: SetNetwork, tokens: Tokens) -> bool:
     seed=st.integers(0, 99),
 )
 def test_float64_is_torchs(
-    pooling: str,
-    num_tokens: int,
-    rows: int,
-    padded: bool,
-    seed: int,
-    **options: Any,
+    pooling: str, num_tokens: int, rows: int, padded: bool, seed: int, **options: Any
 ) -> None:
     network = make_network(pooling, num_tokens=num_tokens, seed=seed, **options)
     network.double()
@@ -308,20 +310,6 @@ def test_dropout_is_that_of_the_gradient_and_keeps_the_mean() -> None:
     assert ((noisy.mean(0) - clean[0]).abs() < 5 * spread).all()
 
 
-def test_a_gradient_of_the_gradient_is_torchs() -> None:
-    network = make_network(num_tokens=3, layers=1).double()
-    tokens = make_tokens(network, 4, padded=True)
-
-    def second(kernels: Any) -> Tensor:
-        with use_kernels(kernels):
-            weight = network.encoder.layers[0].feedforward[0].weight
-            loss = network(tokens).square().sum()
-            (first,) = torch.autograd.grad(loss, weight, create_graph=True)
-            return torch.autograd.grad(first.square().sum(), weight)[0]
-
-    torch.testing.assert_close(second("native"), second("torch"))
-
-
 def test_a_gradient_of_the_gradient_with_dropout_is_rejected() -> None:
     network = make_network(dropout=0.5)
     loss = network.train()(make_tokens(network, 4)).sum()
@@ -329,22 +317,11 @@ def test_a_gradient_of_the_gradient_with_dropout_is_rejected() -> None:
         torch.autograd.grad(loss, list(network.parameters()), create_graph=True)
 
 
-def test_a_gradient_of_the_gradient_is_by_the_parameters_of_the_call() -> None:
+def test_a_gradient_of_the_gradient_is_torchs() -> None:
+    """By the call's parameters, which are not the network's."""
     network = make_network(num_tokens=3, layers=1).double()
     tokens = make_tokens(network, 4, padded=True)
-
-    def second(kernels: Any) -> tuple[Tensor, ...]:
-        parameters = {
-            name: (1.5 * parameter).detach().requires_grad_()
-            for name, parameter in network.named_parameters()
-        }
-        inputs = list(parameters.values())
-        with use_kernels(kernels):
-            out = torch.func.functional_call(network, parameters, (tokens,))
-            first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
-            return torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
-
-    torch.testing.assert_close(second("native"), second("torch"))
+    assert_same_second_gradients(network, tokens)
 
 
 @pytest.mark.parametrize("name", ["features", "types", "padding"])
@@ -635,9 +612,7 @@ def test_native_without_a_kernel_is_rejected(monkeypatch: pytest.MonkeyPatch) ->
         pytest.fail("entered the context")
 
 
-def test_a_kernel_of_other_sources_is_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_kernel_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "_hash_sources", lambda: b"other")
     call.library.cache_clear()
     try:

@@ -77,8 +77,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, marks=[pytest.mark.slow] * (p in TRAINING)) for p in PAGES],
+    "page", [pytest.param(p, marks=[pytest.mark.slow] * (p in TRAINING)) for p in PAGES]
 )
 def test_a_page_runs_from_top_to_bottom(
     page: str, folder: Path, capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,7 @@ from torch import nn
 import marl_pool
 from helpers.paths import GOLDEN_FILES
 from helpers.samples import DIM, ENCODER_VARIANTS, NUM_TOKENS, encoders, random_set
+from helpers.tables import yaml_cases
 from marl_pool.encoders import ENCODERS, make_encoder
 from marl_pool.encoders.base import Encoder
 from marl_pool.utils.errors import InputError
@@ -374,19 +375,7 @@ def test_a_sorted_lstm_reads_by_the_first_feature_and_then_the_second():
         torch.testing.assert_close(encoder(row[None])[0, order], expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("set_linear", {"others": "men"}, r"'men'.*mean 'mean'\?"),
-        ("set_linear", {"hidden": 0}, "encoder.hidden: .* >= 1 or null, got 0"),
-        ("swarm", {"population": "sum"}, "expected mean, max or causal, got 'sum'"),
-        ("swarm", {"iterations": 0}, "encoder.iterations: expected an integer >= 1"),
-        ("lstm", {"num_layers": 0}, "encoder.num_layers: expected an integer >= 1"),
-        ("set_transformer", {"num_inducing": -1}, "num_inducing: .* integer >= 0"),
-        ("set_transformer", {"num_heads": 3}, "a divisor of dim = 8, got 3"),
-        ("set_transformer", {"initial": "swrm"}, "'swrm'.*mean 'swarm'"),
-    ],
-)
+@yaml_cases("name, options, message")
 def test_wrong_numbers_of_other_encoders(name, options, message):
     with pytest.raises(InputError, match=message):
         make_encoder(name, **{"dim": DIM, **options})

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from helpers.faulty_pole import FaultyPole
+from helpers.tables import yaml_cases
 from marl_pool.cli import main as cli
 from marl_pool.envs.checks import RULES, check_env
 
@@ -18,19 +19,7 @@ def test_environments_of_the_package_keep_the_contract(name, options):
     assert check_env(name, **options) == dict.fromkeys(RULES, "")
 
 
-@pytest.mark.parametrize(
-    ("fault", "rule", "expected"),
-    [
-        (
-            "wrong_shape",
-            "rewards and ends",
-            "of shape (3, 1), got float32 of shape (3, 1, 1)",
-        ),
-        ("NaN_reward", "rewards and ends", "expected finite numbers, got NaN"),
-        ("NaN_observation", "observations", "expected finite numbers, got NaN"),
-        ("raises", "a seed", "expected no error, got RuntimeError: no such state"),
-    ],
-)
+@yaml_cases("fault, rule, expected")
 @pytest.mark.parametrize("after", [1, 10])
 def test_a_fault_is_found_and_named(monkeypatch, fault, rule, expected, after):
     monkeypatch.setattr(FaultyPole, "num_steps", 0)

@@ -8,7 +8,8 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_pool.envs import make_batched_env
+from helpers.tables import yaml_cases
+from marl_pool.envs import env_names, make_batched_env
 from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.physics import Steering
 from marl_pool.utils.errors import InputError
@@ -70,19 +71,35 @@ def test_numbers_whose_product_no_memory_holds_are_refused(name, counts, message
 
 def test_numbers_that_are_too_small_are_refused():
     keys = {"num_cats": None, "num_dogs": None}
-    with pytest.raises(InputError) as caught:
+    message = "^env.counts: num_dogs: expected an integer >= 2, got '0-1'$"
+    with pytest.raises(InputError, match=message):
         entity_counts("0-1", (0, 2), **keys)
-    assert str(caught.value) == (
-        "env.counts: num_dogs: expected an integer >= 2, got '0-1'"
-    )
     assert entity_counts("0-1", (0, 2), num_cats=7, num_dogs=2) == (7, 2)
+    for counts, key in (("0-3-2", "num_predators"), ("1-0-2", "num_prey")):
+        with pytest.raises(InputError, match=f"^env.counts: {key}: .* >= 1"):
+            make_batched_env("simple_tag", 1, counts=counts)
 
 
-@pytest.mark.parametrize(("number", "text"), [(-1, "-1"), (1.5, "1.5"), ("1", "'1'")])
-def test_overrides_are_whole_numbers_in_range(number, text):
+@pytest.mark.parametrize(("number", "text"), [(1.5, "1.5"), ("1", "'1'")])
+def test_overrides_are_whole_numbers(number, text):
     expected = f"env.num_noise: expected an integer >= 0 or null, got {text}"
     with pytest.raises(InputError, match=f"^{expected}$"):
         make_batched_env("simple_centroid", 1, num_noise=number)
+
+
+@yaml_cases("name, key, value, expected")
+def test_options_are_refused_by_their_key(name, key, value, expected):
+    value = __file__ if value == "PICTURE" else value
+    with pytest.raises(InputError, match=rf"^env\.{key}: expected {expected}$"):
+        make_batched_env(name, **{"num_envs": 1, key: value})
+
+
+@pytest.mark.parametrize("name", sorted({*env_names()} - {"pettingzoo"}))
+@pytest.mark.parametrize("key", ["max_steps", "num_envs"])
+def test_every_env_has_a_step_and_an_instance(name, key):
+    expected = rf"^env\.{key}: expected an integer >= 1, got 0$"
+    with pytest.raises(InputError, match=expected):
+        make_batched_env(name, **{"num_envs": 1, key: 0})
 
 
 forces = st.lists(

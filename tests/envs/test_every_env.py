@@ -14,14 +14,8 @@ from marl_pool.envs import env_names
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
 SMALL = [
-    "env.max_steps=8",
-    "encoder=transformer",
-    "encoder.num_layers=1",
-    "ppo=fast",
-    "ppo.num_envs=2",
-    "ppo.minibatch_size=16",
-    "ppo.num_epochs=1",
-    "total_steps=32",
+    *("env.max_steps=8", "encoder=transformer", "encoder.num_layers=1", "ppo=fast"),
+    *("ppo.num_envs=2", "ppo.minibatch_size=16", "ppo.num_epochs=1", "total_steps=32"),
     "threads=1",
 ]
 EXTRA = {"pettingzoo": ["env.module=mpe2.simple_spread_v3"]}

@@ -38,70 +38,55 @@ def test_without_a_limit_nothing_is_watched():
         assert not [t for t in threading.enumerate() if t.name == "env_timeout"]
 
 
-def limit(fault: str) -> list[str]:
-    return ["env_timeout=2"] if fault == "hangs" else []
+def command(verb: str, *drop: str) -> list[str]:
+    """A campaign's command without its keys that begin with some words."""
+    base = {"evolve": EVOLVE, "clone": CLONE}[verb]
+    return [verb, *(text for text in base if not text.startswith(("env", *drop)))]
 
 
-def evolve_faulty_pole(path, fault: str, monkeypatch) -> int:
+@pytest.fixture
+def last_line(tmp_path, monkeypatch, capsys):
+    """Run a command in a faulty env, in an empty folder; return its one line."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(FaultyPole, "num_steps", 0)
-    base = [text for text in EVOLVE if not text.startswith(("env", "total"))]
-    env = ["env=helpers.faulty_pole:FaultyPole", f"+env.fault={fault}"]
-    words = ["evolve", *base, *env, "+env.after=90", *limit(fault)]
-    return cli.main([*words, "--run-dir", str(path)])
+
+    def run(*words: str, fault: str = "hangs", limit: int | None = 1) -> str:
+        env = ["env=helpers.faulty_pole:FaultyPole", f"+env.fault={fault}"]
+        limits = [f"env_timeout={limit}"] if limit else []
+        assert cli.main([*words, *env, *limits]) == 1
+        errors = capsys.readouterr().err
+        assert "Traceback" not in errors
+        return errors.splitlines()[-1]
+
+    return run
 
 
-def test_evolution_ends_in_one_line_and_keeps_its_checkpoint(
-    tmp_path, capsys, monkeypatch
-):
-    path = tmp_path / "run"
-    assert evolve_faulty_pole(path, "hangs", monkeypatch) == 1
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert "a step of FaultyPole took longer than 2 seconds" in line
-    assert f"kept {path / 'checkpoints'}" in line
-    assert "env_timeout" in line
+EVOLVED = [*command("evolve", "total"), "+env.after=90", "--run-dir", "run"]
 
 
 @pytest.mark.parametrize(
-    ("fault", "error"),
+    ("fault", "parts"),
     [
-        ("raises", "RuntimeError: no such state ("),
-        ("runs_out", "EnvExitError: StopIteration ("),
+        ("hangs", ["a step of FaultyPole took longer than 2 seconds", "env_timeout"]),
+        ("raises", ["RuntimeError: no such state (", "faulty_pole.py:"]),
+        ("raises", [", raised by a step of FaultyPole"]),
+        ("runs_out", ["EnvExitError: StopIteration (", "faulty_pole.py:"]),
+        (
+            # It would broadcast.
+            "wrong_shape",
+            ["rewards of 'agent': expected a tensor of float32 of shape (8, 1)"],
+        ),
+        ("wrong_shape", ["FaultyPole: ", "got float32 of shape (8, 1, 1)"]),
     ],
 )
-def test_evolution_in_an_env_that_raises_ends_in_one_line(
-    tmp_path, capsys, monkeypatch, fault, error
+def test_evolution_ends_in_one_line_and_keeps_its_checkpoint(
+    tmp_path, last_line, fault, parts
 ):
-    path = tmp_path / "run"
-    assert evolve_faulty_pole(path, fault, monkeypatch) == 1
-    errors = capsys.readouterr().err
-    assert "Traceback" not in errors
-    line = errors.splitlines()[-1]
-    assert error in line
-    assert "faulty_pole.py:" in line
-    assert ", raised by a step of FaultyPole" in line
-    assert f"kept {path / 'checkpoints'}" in line
-    assert "faulty_pole.py" in (path / "error.txt").read_text()
-
-
-def test_evolution_refuses_rewards_that_would_broadcast(tmp_path, capsys, monkeypatch):
-    path = tmp_path / "run"
-    assert evolve_faulty_pole(path, "wrong_shape", monkeypatch) == 1
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert f"kept {path / 'checkpoints'}" in line
-    assert (
-        "FaultyPole: rewards of 'agent': expected a tensor of float32 of shape (8, 1)"
-        in line
-    )
-    assert "got float32 of shape (8, 1, 1)" in line
-
-
-def clone_of_a_faulty_pole(path, fault: str, monkeypatch) -> int:
-    monkeypatch.setattr(FaultyPole, "num_steps", 0)
-    base = [text for text in CLONE if not text.startswith(("env", "teacher"))]
-    env = ["env=helpers.faulty_pole:FaultyPole", f"+env.fault={fault}"]
-    teacher = "teacher=marl_pool.envs.cartpole.heuristic:CartPoleHeuristic"
-    words = ["clone", *base, *env, "+env.after=3", teacher, *limit(fault)]
-    return cli.main([*words, "--run-dir", str(path)])
+    line = last_line(*EVOLVED, fault=fault, limit=2 if fault == "hangs" else None)
+    assert [part for part in parts if part not in line] == []
+    assert "kept run/checkpoints" in line
+    if fault in ("raises", "runs_out"):
+        assert "faulty_pole.py" in (tmp_path / "run" / "error.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -111,41 +96,32 @@ def clone_of_a_faulty_pole(path, fault: str, monkeypatch) -> int:
         ("raises", ", raised by a step of FaultyPole"),
     ],
 )
-def test_cloning_ends_in_one_line(tmp_path, capsys, monkeypatch, fault, message):
-    assert clone_of_a_faulty_pole(tmp_path / "run", fault, monkeypatch) == 1
-    errors = capsys.readouterr().err
-    assert "Traceback" not in errors
-    assert message in errors.splitlines()[-1]
-
-
-def run_stuck(verb: str, tmp_path, monkeypatch, *arguments: str) -> int:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(FaultyPole, "num_steps", 0)
-    policy = "pretrained=cartpole_attention_neuron_reshuffled"
-    env = ["env=helpers.faulty_pole:FaultyPole", "+env.fault=hangs"]
-    return cli.main([verb, policy, *env, "env_timeout=1", "--out", "out", *arguments])
+def test_cloning_ends_in_one_line(last_line, fault, message):
+    teacher = "teacher=marl_pool.envs.cartpole.heuristic:CartPoleHeuristic"
+    words = [*command("clone", "teacher"), "+env.after=3", teacher]
+    limit = 2 if fault == "hangs" else None
+    assert message in last_line(*words, "--run-dir", "run", fault=fault, limit=limit)
 
 
 LATE_POLE = "a step of FaultyPole took longer than 1 seconds, the limit env_timeout"
+POLICY = "pretrained=cartpole_attention_neuron_reshuffled"
 
 
-def test_an_evaluation_ends_in_one_line(tmp_path, capsys, monkeypatch):
-    assert run_stuck("evaluate", tmp_path, monkeypatch, "episodes=2", "threads=2") == 1
-    *_, line = capsys.readouterr().err.splitlines()
-    assert line == f"marl-pool: {LATE_POLE}"
+def test_an_evaluation_ends_in_one_line(tmp_path, last_line):
+    words = ["evaluate", POLICY, "--out", "out", "episodes=2", "threads=2"]
+    assert last_line(*words) == f"marl-pool: {LATE_POLE}"
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["diagnose", "render"])
-def test_other_readers_of_policies_end_in_one_line(verb, tmp_path, capsys, monkeypatch):
+def test_other_readers_of_policies_end_in_one_line(verb, last_line):
     pytest.importorskip("cv2")
-    assert run_stuck(verb, tmp_path, monkeypatch) == 1
-    assert LATE_POLE in capsys.readouterr().err.splitlines()[-1]
+    assert LATE_POLE in last_line(verb, POLICY, "--out", "out")
 
 
 @pytest.mark.parametrize("fault", ["hangs", "spins"])
-def test_the_live_page_ends_in_one_line(fault, tmp_path, capsys, monkeypatch):
+def test_the_live_page_ends_in_one_line(fault, last_line, monkeypatch):
     client = pytest.importorskip("websockets.sync.client")
     closed = pytest.importorskip("websockets.exceptions").ConnectionClosed
     reasons = []
@@ -165,13 +141,8 @@ def test_the_live_page_ends_in_one_line(fault, tmp_path, capsys, monkeypatch):
 
     threads: list[threading.Thread] = []
     monkeypatch.setattr("marl_pool.play.server.announce", announce)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(FaultyPole, "num_steps", 0)
-    policy = "pretrained=cartpole_attention_neuron_reshuffled"
-    env = ["env=helpers.faulty_pole:FaultyPole", f"+env.fault={fault}"]
-    assert cli.main(["play", policy, *env, "env_timeout=1"]) == 1
+    line = last_line("play", POLICY, fault=fault)
     threads[0].join()
-    *_, line = capsys.readouterr().err.splitlines()
     assert line == f"marl-pool: {LATE_POLE}"
     assert reasons == [LATE_POLE]
 
@@ -211,12 +182,7 @@ thread.join()
 
 
 def test_a_process_that_cannot_be_interrupted_ends_with_the_line():
-    ended = subprocess.run(
-        [sys.executable, "-c", HANGS],
-        capture_output=True,
-        check=False,
-        text=True,
-        cwd=ROOT,
-    )
+    command = [sys.executable, "-c", HANGS]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert ended.returncode == 1
     assert "marl-pool: run: a reset of int took longer than 0.2" in ended.stderr

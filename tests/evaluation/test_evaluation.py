@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -70,10 +71,16 @@ def policies(
     }
 
 
-def float64_policies(
-    env: BatchedEnv, pooling: str = "ada", **options: Any
-) -> dict[str, Policy]:
-    return to_float64(policies(env, pooling, **options))
+def float64_policies(env: BatchedEnv, pooling: str = "ada") -> dict[str, Policy]:
+    return to_float64(policies(env, pooling))
+
+
+def rows_of(
+    *entries: dict[str, Any], make: Any = centroid, pooling: str = "ada"
+) -> list[Result]:
+    """Results of untrained policies, clean and under perturbations."""
+    players = float64_policies(make(), pooling)
+    return list(measure(players, make, levels(*entries)).results)
 
 
 # Episodes
@@ -259,50 +266,33 @@ def test_what_else_is_measured_does_not_move_a_result() -> None:
 
 
 def test_more_tokens_than_a_head_takes_are_a_gap_not_a_crash() -> None:
-    results = measure(
-        float64_policies(centroid(), "flatten"),
-        centroid,
-        levels(
-            {"name": "inject", "token_type": "noise", "severities": [0.0, 1.0]},
-            {"name": "shuffle", "severities": [1.0]},
-        ),
-    ).results
-    clean, none, injected, shuffled = results
+    inject = {"name": "inject", "token_type": "noise"}
+    clean, none, injected, shuffled = rows_of(
+        {**inject, "severities": [0.0, 1.0]},
+        {"name": "shuffle", "severities": [1.0]},
+        pooling="flatten",
+    )
     assert "at most 8 tokens, got 40" in injected.missing
     assert np.isnan([injected.mean, injected.drop, injected.std]).all()
     assert injected.episodes == 0
     assert none.drop == 0.0
     assert shuffled.drop != 0.0
     assert {clean.missing, none.missing, shuffled.missing} == {""}
+    # A wrong option is no gap.
+    wrong = {**inject, "position_features": [9], "severities": [1.0]}
+    with pytest.raises(InputError, match="position_features: expected numbers below 4"):
+        rows_of(wrong)
+    with pytest.raises(InputError, match="one for each group"):
+        measure({}, centroid)
 
 
 def test_a_type_that_the_env_lacks_is_a_gap_with_its_reason() -> None:
-    results = measure(
-        float64_policies(fox_and_hens()),
-        fox_and_hens,
-        levels(
-            {"name": "inject", "token_type": "noise", "severities": [0.5]},
-            {"name": "inject", "token_type": "hen", "severities": [0.5]},
-        ),
-    ).results
+    kinds = ("noise", "hen")
+    inject = {"name": "inject", "severities": [0.5]}
+    results = rows_of(*({**inject, "token_type": k} for k in kinds), make=fox_and_hens)
     reasons = {(r.label, r.severity): r.missing for r in results if r.group == "fox"}
     assert "'noise': choose from fox, hen" in reasons["inject token_type=noise", 0.5]
     assert reasons["clean", 0.0] == reasons["inject token_type=hen", 0.5] == ""
-
-
-def test_only_a_head_for_a_fixed_number_of_tokens_makes_a_gap() -> None:
-    wide = {"name": "inject", "token_type": "noise", "position_features": [9]}
-    with pytest.raises(InputError, match="position_features: expected numbers below 4"):
-        measure(
-            float64_policies(centroid()),
-            centroid,
-            levels({**wide, "severities": [1.0]}),
-        )
-
-
-def test_policies_that_do_not_fit_are_no_gap() -> None:
-    with pytest.raises(InputError, match="one for each group"):
-        measure({}, centroid)
 
 
 @pytest.mark.parametrize(
@@ -332,29 +322,18 @@ def test_a_wrong_perturbation_is_refused_before_anything_is_played(
 
 
 def test_several_groups_are_reported_each() -> None:
-    results = measure(
-        float64_policies(fox_and_hens()),
-        fox_and_hens,
-        levels({"name": "rewire", "severities": [1.0]}),
-    ).results
-    assert [(r.group, r.perturbation) for r in results] == [
-        ("fox", "clean"),
-        ("hen", "clean"),
-        ("fox", "rewire"),
-        ("hen", "rewire"),
-    ]
+    results = rows_of({"name": "rewire", "severities": [1.0]}, make=fox_and_hens)
+    kinds = itertools.product(("clean", "rewire"), ("fox", "hen"))
+    assert [(r.perturbation, r.group) for r in results] == list(kinds)
     # A group's return is the mean of its agents' sums of rewards.
     env = fox_and_hens()
     returns = play(float64_policies(env), env).returns
     assert returns["hen"].shape == (EPISODES,)
     assert results[1].mean == pytest.approx(returns["hen"].mean())
-
-
-def test_a_perturbation_learns_from_the_groups_what_they_agree_on() -> None:
-    assert (
-        perturb({"name": "inject", "token_type": "hen"}, fox_and_hens()).type_index == 2
-    )
-    assert perturb({"name": "occlude"}, fox_and_hens()).protects
+    # The groups agree on some options of a perturbation.
+    inject = perturb({"name": "inject", "token_type": "hen"}, env)
+    assert inject.type_index == 2
+    assert perturb({"name": "occlude"}, env).protects
 
 
 def test_labels_tell_what_differs_from_the_defaults() -> None:
@@ -372,19 +351,13 @@ def test_labels_tell_what_differs_from_the_defaults() -> None:
 RESULTS = [
     Result("agent", "trained", False, "clean", "clean", 0.0, {}, 2, 1.5, 1.0, 2.0, 0.5),
     Result(
-        "agent",
-        "trained",
-        True,
-        "occlude",
-        "occlude",
-        0.5,
-        {"mode": "drop"},
+        *("agent", "trained", True, "occlude", "occlude", 0.5, {"mode": "drop"}),
         missing="why",
     ),
 ]
 
 
-def test_csv_has_empty_cells_for_what_is_missing(tmp_path: Path) -> None:
+def test_files_tell_what_is_missing(tmp_path: Path) -> None:
     write_csv(tmp_path / "r.csv", RESULTS, {"seed": 3, "env": {"name": "x"}})
     with (tmp_path / "r.csv").open(newline="") as file:
         measured, lacking = csv.DictReader(file)
@@ -393,8 +366,6 @@ def test_csv_has_empty_cells_for_what_is_missing(tmp_path: Path) -> None:
     assert json.loads(lacking["options"]) == {"mode": "drop"}
     assert json.loads(lacking["env"]) == {"name": "x"}
 
-
-def test_json_has_null_for_what_is_missing(tmp_path: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
@@ -464,6 +435,9 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+REWRITE = {"name": "rewrite", "severities": [1.0]}
+
+
 def make_run(folder: Path, pooling: str = "ada") -> Run:
     run = Run.create(folder / "run", {"env": ENV, "seed": 5})
     players = policies(centroid(), pooling)
@@ -522,12 +496,8 @@ def test_an_earlier_evaluation_stays(run: Run) -> None:
     before = [path.read_bytes() for path in first]
     second = evaluate(run, {**SETTINGS, "seed": 1})
     assert [path.read_bytes() for path in first] == before
-    assert [path.name for path in second] == [
-        "results-2.csv",
-        "results-2.json",
-        "returns-2.npz",
-        "robustness-2.png",
-    ]
+    names = ["results-2.csv", "results-2.json", "returns-2.npz", "robustness-2.png"]
+    assert [path.name for path in second] == names
 
 
 def test_the_seed_chooses_the_envs(run: Run) -> None:
@@ -578,10 +548,7 @@ def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
         ({"checkpoint": 3}, "has no policy 3"),
         ({"checkpoint": "last"}, "has no policy 'last'"),
         ({"device": "cuda:77"}, "device: expected one that is available"),
-        (
-            {"perturbations": [{"name": "rewrite", "severities": [1.0]}]},
-            "unknown perturbation 'rewrite'.*'rewire'",
-        ),
+        ({"perturbations": [REWRITE]}, "unknown perturbation 'rewrite'.*'rewire'"),
     ],
 )
 def test_bad_settings_write_nothing(
@@ -590,6 +557,9 @@ def test_bad_settings_write_nothing(
     with pytest.raises(InputError, match=message):
         evaluate(run, {**SETTINGS, **change})
     assert not (run.path / "evaluation").exists()
+    empty = Run.create(run.path.parent / "empty", {"env": ENV, "seed": 5})
+    with pytest.raises(InputError, match="has no policy 'best'"):
+        evaluate(empty, SETTINGS)
 
 
 def test_a_folder_that_cannot_be_written_to_is_told_at_once(
@@ -599,12 +569,6 @@ def test_a_folder_that_cannot_be_written_to_is_told_at_once(
     monkeypatch.setattr("marl_pool.evaluation.measure.play", None)
     with pytest.raises(InputError, match="evaluation cannot be written to"):
         evaluate(run, SETTINGS)
-
-
-def test_a_run_without_a_policy_is_refused(tmp_path: Path) -> None:
-    empty = Run.create(tmp_path / "run", {"env": ENV, "seed": 5})
-    with pytest.raises(InputError, match="has no policy 'best'"):
-        evaluate(empty, SETTINGS)
 
 
 def test_threads_are_given_back() -> None:

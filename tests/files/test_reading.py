@@ -327,11 +327,7 @@ BOX = ActionSpec(low=(-1.0,), high=(1.0,))
             "env.counts",
             "16,384",
         ),
-        (
-            lambda: make_batched_env("cartpole", 10**9),
-            "env.num_envs",
-            "1,048,576",
-        ),
+        (lambda: make_batched_env("cartpole", 10**9), "env.num_envs", "1,048,576"),
         (
             lambda: make_perturbation("inject", specs=[SPEC], count=10**9),
             "perturbation.count",

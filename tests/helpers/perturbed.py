@@ -73,7 +73,7 @@ variants = pytest.mark.parametrize(
 in_loops = pytest.mark.parametrize(
     ("name", "options"), [case for case in VARIANTS if "scope" not in case[1]]
 )
-"""Without those of stacked frames, which the environment of `in_the_loop` lacks."""
+"""Without stacked frames, which the environment of `in_the_loop` lacks."""
 severities = st.floats(0, 1)
 seeds = st.integers(0, 2**31)
 

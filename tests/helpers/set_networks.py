@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from marl_pool.compiled import compile
 from marl_pool.compiled.choice import use_kernels
@@ -39,22 +39,16 @@ def make_network(
     **options: Any,
 ) -> SetNetwork:
     dim, heads = WIDTHS[head_width]
-    names = tuple(f"type {i}" for i in range(types))
-    network = SetNetwork(
-        TokenSpec(num_tokens, 4, names),
-        encoder={
-            "name": "transformer",
-            "dim": dim,
-            "num_layers": layers,
-            "num_heads": heads,
-            "dim_ff": 3 * dim + 1,
-            "activation": activation,
-        },
-        pooling=HEADS[pooling],
-        init_std=std,
-        seed=seed,
-        **{"input_activation": "gelu", **options},
-    )
+    spec = TokenSpec(num_tokens, 4, tuple(f"type {i}" for i in range(types)))
+    sizes = {
+        "dim": dim,
+        "num_layers": layers,
+        "num_heads": heads,
+        "dim_ff": 3 * dim + 1,
+    }
+    encoder = {"name": "transformer", "activation": activation, **sizes}
+    options = {"input_activation": "gelu", "init_std": std, "seed": seed, **options}
+    network = SetNetwork(spec, encoder=encoder, pooling=HEADS[pooling], **options)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -101,3 +95,20 @@ def errors(outputs: list[Tensor], expected: list[Tensor]) -> list[float]:
         float((a - b).norm() / b.norm().clamp(min=least))
         for a, b in zip(outputs, expected, strict=True)
     ]
+
+
+def assert_same_second_gradients(module: nn.Module, inputs: Any) -> None:
+    """A gradient of the gradient, by other parameters than the module's, is torch's."""
+
+    def second(kernels: Any) -> tuple[Tensor, ...]:
+        parameters = {
+            name: (1.5 * parameter).detach().requires_grad_()
+            for name, parameter in module.named_parameters()
+        }
+        weights = list(parameters.values())
+        with use_kernels(kernels):
+            out = torch.func.functional_call(module, parameters, (inputs,))
+            first = torch.autograd.grad(out.square().sum(), weights, create_graph=True)
+            return torch.autograd.grad(sum(x.square().sum() for x in first), weights)
+
+    torch.testing.assert_close(second("native"), second("torch"))

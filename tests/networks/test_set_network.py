@@ -343,18 +343,6 @@ def test_the_set_decides(name: str) -> None:
     assert not close(network(random_tokens(0)), network(random_tokens(1)))
 
 
-@pytest.mark.parametrize("name", pooling_names())
-def test_an_empty_set_gives_finite_output_and_gradient(name: str) -> None:
-    network = make(name)
-    tokens = random_tokens()
-    tokens.padding[1] = True
-    result = network(tokens)
-    assert result.isfinite().all()
-    result.square().sum().backward()
-    assert all(p.grad is not None for p in network.parameters())
-    assert all(p.grad.isfinite().all() for p in network.parameters())
-
-
 # `test_pooling` compiles every head.
 @pytest.mark.parametrize("name", ["ada", "max", "attention_neuron"])
 def test_compiled_is_the_same(name: str) -> None:
@@ -442,6 +430,8 @@ def test_the_tokens_decide_whether_self_may_ask() -> None:
     without: Any = make("ada", spec=channels).pooling
     with_self: Any = make("ada").pooling
     assert (without.query, with_self.query) == ("mean", "self")
+    with pytest.raises(InputError, match="encoder: expected one, got none"):
+        make(encoder=None)
 
 
 def test_features_of_another_shape_are_refused() -> None:
@@ -452,11 +442,6 @@ def test_features_of_another_shape_are_refused() -> None:
         make()(wide)
     with pytest.raises(InputError, match=r"got \(5, 3\)"):
         make()(tokens.at(0))
-
-
-def test_an_encoder_that_is_missing_is_refused() -> None:
-    with pytest.raises(InputError, match="encoder: expected one, got none"):
-        make(encoder=None)
 
 
 class NoWidth(Encoder):
@@ -509,10 +494,5 @@ def test_an_encoder_of_ones_own_may_keep_its_weights() -> None:
 
 
 def test_an_encoder_without_a_width_is_refused():
-    spec = TokenSpec(3, 2, ("a",), has_self=False)
     with pytest.raises(InputError, match="expected an attribute dim"):
-        SetNetwork(
-            spec,
-            encoder={"name": f"{__name__}:NoWidth"},
-            pooling={"name": "avg"},
-        )
+        make("avg", encoder={"name": f"{__name__}:NoWidth"})

@@ -1,6 +1,7 @@
 """Arguments of heads and encoders that are constructed directly."""
 
 import inspect
+from functools import partial
 
 import pytest
 
@@ -26,24 +27,19 @@ def test_every_constructor_names_key_expected_and_got(where):
         CLASSES[where](dim="8")
 
 
+DIVISOR = "num_heads: expected a divisor of dim ="
+RESIDUAL = "pooling.residual: expected true or false or null"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MaxPooling("8"), "pooling.dim: expected an integer >= 1, got '8'"),
-        (lambda: MaxPooling(0), "pooling.dim: expected an integer >= 1, got 0"),
-        (
-            lambda: AdaPooling(8, residual="x"),
-            "pooling.residual: expected true or false or null, got 'x'",
-        ),
-        (
-            lambda: TransformerEncoder(dim=63),
-            "encoder.num_heads: expected a divisor of dim = 63, got 8",
-        ),
-        (
-            lambda: AdaPooling(8, num_heads=3),
-            "pooling.num_heads: expected a divisor of dim = 8, got 3",
-        ),
-        (lambda: load_policy(3), "path: expected text or Path, got 3"),
+        (partial(MaxPooling, "8"), "pooling.dim: expected an integer >= 1, got '8'"),
+        (partial(MaxPooling, 0), "pooling.dim: expected an integer >= 1, got 0"),
+        (partial(AdaPooling, 8, residual="x"), f"{RESIDUAL}, got 'x'"),
+        (partial(AdaPooling, 8, num_heads=3), f"pooling.{DIVISOR} 8, got 3"),
+        (partial(TransformerEncoder, dim=63), f"encoder.{DIVISOR} 63, got 8"),
+        (partial(load_policy, 3), "path: expected text or Path, got 3"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_named(make, message):

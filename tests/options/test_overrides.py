@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.tables import yaml_cases
 from marl_pool.options.overrides import overrides_of, parse, parse_any, written
 from marl_pool.utils.errors import InputError
 
@@ -80,28 +81,7 @@ def test_several_values_are_those_of_a_sweep(text, values):
         parse(f"key={text}")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("key", "'key': expected key=value"),
-        ("=3", "'=3': expected key=value"),
-        ("~key=3", "'~key=3': expected key=value"),
-        ("a b=3", "'a b=3': expected key=value"),
-        ("key@b=3", "'key@b=3': expected key=value"),
-        ("key=[1", r"key: expected a closing ], got '[1'"),
-        ("key={a: 1", "key: expected a closing }, got '{a: 1'"),
-        ("key='a", "key: expected a closing ', got \"'a\""),
-        ("key={a}", "key: expected a number, a word, [list], {key: value} or 'text'"),
-        ("key=[1,]", "key: expected a number, a word, [list]"),
-        ("key=1,", "got '1,'; quote special characters: \"key='…'\""),
-        ("key=range()", "key: expected range(stop), range(start,stop) or"),
-        ("key=range(a)", "range(start,stop,step), got range(a)"),
-        ("key=range(1,2,0)", "range(start,stop,step), got range(1,2,0)"),
-        ("key=range(0,inf)", "range(start,stop,step), got range(0,inf)"),
-        ("key=range(99999)", "key: expected at most 10,000 trials, got 99,999"),
-        ("key=shuffle(1,2)", "key: expected values, such as a,b or range(0,3), got"),
-    ],
-)
+@yaml_cases("text, message")
 def test_what_cannot_be_read_is_refused_in_one_line(text, message):
     with pytest.raises(InputError) as refused:
         parse_any(text)

@@ -165,14 +165,9 @@ def test_successive_draws_share_no_number():
 
 def test_jitter_is_gaussian_and_fresh_at_each_step():
     tokens = make_tokens(0, envs=400, places=16)
-    errors = torch.stack(
-        [
-            output.features - tokens.features
-            for output in play(
-                build("jitter", severity=0.5, scale=3.0), tokens, steps=3
-            )
-        ]
-    )[:, ~tokens.padding & (tokens.types != SELF_TYPE)]
+    outputs = play(build("jitter", severity=0.5, scale=3.0), tokens, steps=3)
+    errors = torch.stack([output.features - tokens.features for output in outputs])
+    errors = errors[:, ~tokens.padding & (tokens.types != SELF_TYPE)]
     assert abs(float(errors.mean())) < 0.01
     assert float(errors.std()) == pytest.approx(1.5, rel=0.01)
     # Gaussian: the fourth moment is three times the variance squared.
@@ -238,14 +233,11 @@ def test_numbers_of_other_libraries_are_numbers():
 
 @given(severity=severities, ramp=st.integers(1, 60), played=st.integers(0, 100))
 def test_a_ramp_grows_linearly_and_stays(severity, ramp, played):
-    tokens = make_tokens(0)
-    ramped: Any = build("occlude", severity=[0.0, severity], ramp=ramp)
-    steady: Any = build("occlude", severity=[0.0, severity])
-    partial = ramped.start(tokens, keys(), episodes=torch.full((3,), played))[
-        "severity"
-    ]
-    full = steady.start(tokens, keys())["severity"]
-    torch.testing.assert_close(partial, full * min(played / ramp, 1))
+    tokens, bounds = make_tokens(0), [0.0, severity]
+    ramped = build("occlude", severity=bounds, ramp=ramp)
+    state = ramped.start(tokens, keys(), episodes=torch.full((3,), played))
+    full = build("occlude", severity=bounds).start(tokens, keys())["severity"]
+    torch.testing.assert_close(state["severity"], full * min(played / ramp, 1))
 
 
 def touched_slots(name: str, tokens: Tokens, severity: float) -> Tensor:
@@ -304,14 +296,7 @@ class Plain(Perturbation):
         super().__init__()
         self.played: list[list[int]] = []
 
-    def start(
-        self,
-        tokens: Tokens,
-        keys: Tensor,
-        state: Any = None,
-        where: Any = None,
-        episodes: Tensor | None = None,
-    ) -> dict[str, Tensor]:
+    def start(self, tokens, keys, state=None, where=None, episodes=None):
         assert episodes is not None
         self.played.append(episodes.tolist())
         return {"keys": keys}

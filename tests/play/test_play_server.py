@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from helpers.played import served, token_target
+from helpers.tables import yaml_cases
 from marl_pool.cli.main import main
 from marl_pool.play.messages import MAX_BYTES
 from marl_pool.play.server import MESSAGES, LiveServer, play
@@ -194,19 +195,7 @@ def test_a_port_that_is_taken_is_named():
             play(lambda: None, port=port, browser=False)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "nowhere"),
-        (["pretrained=nobody"], "unknown pretrained policy 'nobody'"),
-        (["--port", "x"], "--port: expected a number from 0 to 65535, got 'x'"),
-        (["--port", "65536"], "--port: expected a number from 0 to 65535, got '65536'"),
-        (["device=cuda"], "device: expected cpu, got cuda"),
-        ([], "play: expected the folder of a run, got none"),
-        (["pretrained=cartpole_feed_forward", "--export", "."], "--export: .*exists"),
-        (["pretrained=cartpole_feed_forward", "--export", "new"], "got FeedForward in"),
-    ],
-)
+@yaml_cases("arguments, message")
 def test_bad_input_is_one_line(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["play", *arguments]) == 2

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from helpers.played import pretrained_target, tell, token_target
+from helpers.tables import yaml_cases
 from marl_pool.evaluation.cases import play
 from marl_pool.play.messages import parse_message
 from marl_pool.play.session import Session
@@ -244,19 +245,7 @@ def test_a_change_that_a_policy_cannot_take_is_undone():
     assert parted_steps(session) == [None]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "JSON"),
-        ("[]", r"got \[\]"),
-        ('{"do": "fly"}', "'pause'.*got {'do': 'fly'}"),
-        ('{"do": "push", "value": 2}', "push.value: .*less than or equal to 1, got 2"),
-        ('{"do": "move", "entity": 1, "x": 0, "y": NaN}', "y: .*, got nan"),
-        ('{"do": "severity", "name": "hand", "value": 1}', "name: .*bias.*'hand'"),
-        ('{"do": "step", "more": 1}', "more: Extra .*got 1"),
-        ('{"do": "seed", "value": -1}', "value: .*greater than or equal to 0, got -1"),
-    ],
-)
+@yaml_cases("text, message")
 def test_a_malformed_message_is_refused_with_key_expected_and_got(text, message):
     with pytest.raises(InputError, match=message):
         parse_message(text)

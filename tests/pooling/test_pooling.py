@@ -334,9 +334,7 @@ def test_wrong_shapes_and_types_say_expected_and_got(name, options):
 
 @heads
 def test_a_width_below_1_is_refused(name, options):
-    with pytest.raises(
-        InputError, match=r"pooling.dim: expected an integer >= 1, got 0"
-    ):
+    with pytest.raises(InputError, match=r"pooling.dim: .* integer >= 1, got 0"):
         make_head(name, dim=0, **options)
 
 
@@ -382,23 +380,22 @@ def test_a_head_of_your_own_is_as_good():
     assert counterexample(head) is None
 
 
+SUBCLASS = "must be a subclass of marl_pool.pooling.base.Pooling"
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("adda", {}, r"unknown pooling 'adda': choose from ada, .*mean 'ada'\?"),
-        (
-            "zzz",
-            {},
-            "unknown pooling 'zzz': choose from ada, attention_neuron, avg, cls, ",
-        ),
+        ("zzz", {}, "'zzz': choose from ada, attention_neuron, avg, cls, "),
         ("ada", {"num_head": 2}, r"'num_head': choose from .*mean 'num_heads'\?"),
         ("max", {"num_heads": 2}, r"unknown option of pooling 'max': 'num_heads'"),
         ("flatten", {}, "pooling 'flatten' needs the option 'num_tokens'"),
         ("flatten", {"num_tokens": 0}, "pooling.num_tokens: expected an integer >= 1"),
         ("no_such.module:Head", {}, "cannot be imported: No module named 'no_such'"),
         (f"{__name__}:Missing", {}, f"{__name__} has no 'Missing'"),
-        ("torch.nn:Linear", {}, "must be a subclass of marl_pool.pooling.base.Pooling"),
-        ("os:system", {}, "must be a subclass of marl_pool.pooling.base.Pooling"),
+        ("torch.nn:Linear", {}, SUBCLASS),
+        ("os:system", {}, SUBCLASS),
     ],
 )
 def test_what_names_no_head_is_refused(name, options, message):
@@ -596,13 +593,9 @@ def test_ada_with_published_weights_is_the_published_head(query):
             part.copy_(torch.tensor(golden[name.removesuffix(".weight")]))
     x = torch.tensor(golden["x"], dtype=torch.float64)
     types = torch.tensor([[SELF_TYPE, 1, 1]]).expand(len(x), -1)
-    expected = golden["self" if query == "corner" else query]
-    torch.testing.assert_close(
-        head(x, None, types),
-        torch.tensor(expected, dtype=torch.float64),
-        rtol=1e-12,
-        atol=1e-12,
-    )
+    published = golden["self" if query == "corner" else query]
+    expected = torch.tensor(published, dtype=torch.float64)
+    torch.testing.assert_close(head(x, None, types), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_residual_is_the_query():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from helpers.samples import DIM, NUM_TOKENS, make_head, random_set
+from helpers.tables import yaml_cases
 from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.attention import HopfieldPooling, PMAPooling
 from marl_pool.pooling.base import Pooling
@@ -381,18 +382,7 @@ def test_weights_of_several_heads_stand_below_each_other():
     torch.testing.assert_close(weights.sum(-1), torch.ones(len(x), 3).double())
 
 
-@pytest.mark.parametrize(
-    ("heads", "message"),
-    [
-        ([], "expected at least one head"),
-        ([{"num_heads": 2}], "expected mappings with a name"),
-        (["avg"], r"pooling.heads: expected a list .*mapping.*got \['avg'\]"),
-        ([{"name": "agv"}], "unknown pooling 'agv'"),
-        ([{"name": "avg", "heads": 2}], "'heads'"),
-        ([{"name": "flatten"}], "'num_tokens'"),
-        ([{"name": "attention_neuron"}], "expected heads without a memory, got 'att"),
-    ],
-)
+@yaml_cases("heads, message")
 def test_wrong_heads(heads, message):
     with pytest.raises(InputError, match=message):
         make_pooling("multi", dim=DIM, heads=heads)

@@ -350,11 +350,7 @@ def test_nothing_is_fetched_through_a_link(run, url, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("nothing://x/y", "nothing"),
-        ("dropbox://x", "no package"),
-    ],
+    ("url", "message"), [("nothing://x/y", "nothing"), ("dropbox://x", "no package")]
 )
 def test_a_wrong_url_is_one_line(tmp_path, url, message, monkeypatch):
     # A package that is not installed.

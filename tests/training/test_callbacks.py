@@ -157,10 +157,7 @@ def test_a_sweep_refuses_callbacks_before_it_writes_anything(capsys, tmp_path, n
         ("[wanb]", ["unknown callback 'wanb'", "wandb"]),
         ("wandb", ["callbacks: expected a list", "'wandb'"]),
         ("[no.such:Thing]", ["callback 'no.such:Thing' cannot be imported"]),
-        (
-            f"[{OWN}:Run]",
-            ["must be a subclass of", "training.callbacks.Callback"],
-        ),
+        (f"[{OWN}:Run]", ["must be a subclass of", "training.callbacks.Callback"]),
         ("[wandb]", ['pip install "marl-pool[wandb]"']),
     ],
 )

@@ -27,15 +27,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster"), *RAY_WARN
 
 TRAIN = [sys.executable, "-m", "marl_pool", "train"]
 SMALL = [
-    "env.num_noise=2",
-    "env.max_steps=8",
-    "encoder.num_layers=1",
-    "ppo.num_envs=4",
-    "ppo.batch_size=32",
-    "ppo.minibatch_size=32",
-    "ppo.num_epochs=1",
-    "checkpoint.every=1",
-    "threads=1",
+    *("env.num_noise=2", "env.max_steps=8", "encoder.num_layers=1", "ppo.num_envs=4"),
+    *("ppo.batch_size=32", "ppo.minibatch_size=32", "ppo.num_epochs=1"),
+    *("checkpoint.every=1", "threads=1"),
 ]
 
 

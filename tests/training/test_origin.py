@@ -33,11 +33,7 @@ def test_the_same_machine_and_versions_are_not_mentioned(begun, capsys):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        (
-            "describe_kernels",
-            lambda _: "torch",
-            "native (v4) is now torch, threads=1",
-        ),
+        ("describe_kernels", lambda _: "torch", "native (v4) is now torch, threads=1"),
         ("__version__", "9.9.9", " is now 9.9.9"),
         ("torch.__version__", "1.0", " is now 1.0"),
     ],

@@ -17,13 +17,8 @@ from marl_pool.runs.sweep import read_table
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
 
 SMALL = [
-    "env.counts=1-2-2",
-    "env.max_steps=8",
-    "encoder.num_layers=1",
-    "ppo.num_envs=4",
-    "ppo.batch_size=64",
-    "ppo.minibatch_size=64",
-    "ppo.num_epochs=1",
+    *("env.counts=1-2-2", "env.max_steps=8", "encoder.num_layers=1", "ppo.num_envs=4"),
+    *("ppo.batch_size=64", "ppo.minibatch_size=64", "ppo.num_epochs=1"),
     "checkpoint.every=2",
 ]
 

@@ -15,13 +15,7 @@ from marl_pool.envs.timeout import EnvExitError, env_call
 from marl_pool.evaluation.computing import computing
 from marl_pool.files import atomic
 from marl_pool.runs.run import Run
-from marl_pool.utils.errors import (
-    InputError,
-    StoppedError,
-    described,
-    foreign,
-    place,
-)
+from marl_pool.utils.errors import InputError, StoppedError, described, foreign, place
 
 MODULE = "helpers.rule_breaker:Breaker"
 

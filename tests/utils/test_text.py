@@ -16,10 +16,7 @@ from marl_pool.cli import main as cli
 from marl_pool.cli.common import resume_command
 from marl_pool.evaluation.results import Result, write_csv
 from marl_pool.files.figures import figure_style, new_figure, to_svg
-from marl_pool.files.manifest import (
-    is_intact_json,
-    sealed_json,
-)
+from marl_pool.files.manifest import is_intact_json, sealed_json
 from marl_pool.files.tables import read_csv
 from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Sweep, Trial, read_table

@@ -99,9 +99,6 @@ def expected(level: Level, observation: str) -> Counter:
     return Counter((kind, *rgb, r - row, c - column) for kind, rgb, (r, c) in entities)
 
 
-# What there is
-
-
 # Rules
 
 
@@ -336,14 +333,12 @@ def test_a_policy_does_not_see_what_lies_under_padding(observation):
     env.reset(torch.arange(20) < 10)
     tokens = env.observe()["agent"]
     assert tokens.padding.any()
-    policy = make_policy(
-        group.tokens,
-        group.action_space,
-        encoder={"name": "transformer", "dim": 6, "num_heads": 6},
-        pooling={"name": "ada", "num_heads": 6},
-        init_std=0.5,
-        seed=0,
-    )
+    parts: dict[str, Any] = {
+        "encoder": {"name": "transformer", "dim": 6, "num_heads": 6},
+        "pooling": {"name": "ada", "num_heads": 6},
+    }
+    options = {"init_std": 0.5, "seed": 0, **parts}
+    policy = make_policy(group.tokens, group.action_space, **options)
     hidden = torch.where(tokens.padding[..., None], 99.0, tokens.features)
     types = tokens.types.masked_fill(tokens.padding, 0)
     same = Tokens(hidden, types, tokens.padding)

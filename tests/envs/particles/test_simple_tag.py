@@ -219,7 +219,8 @@ def test_every_step_agrees_with_mpe2(counts, continuous):
     state = rng.uniform(-0.3, 0.3, env.state.shape)  # close together: they collide
     state[:, env.num_movable :, 2:] = 0
     env.state.copy_(torch.from_numpy(state))
-    oracles = [Oracle(predators, prey, obstacles, continuous, row) for row in state]
+    sizes = {"num_good": prey, "num_adversaries": predators, "num_obstacles": obstacles}
+    oracles = [Oracle(sizes, continuous, row) for row in state]
     touches = blocked = 0
     for _ in range(steps):
         shape = (num_envs, predators + prey)
@@ -251,21 +252,9 @@ def against_obstacles(env: SimpleTag) -> int:
 class Oracle:
     """mpe2's env, from a state of our choice."""
 
-    def __init__(
-        self,
-        predators: int,
-        prey: int,
-        obstacles: int,
-        continuous: bool,
-        state: np.ndarray,
-    ) -> None:
-        self.env = simple_tag_v3.raw_env(
-            num_good=prey,
-            num_adversaries=predators,
-            num_obstacles=obstacles,
-            max_cycles=10_000,
-            continuous_actions=continuous,
-        )
+    def __init__(self, sizes: dict[str, int], continuous: bool, state: Any) -> None:
+        options = {"max_cycles": 10_000, "continuous_actions": continuous}
+        self.env = simple_tag_v3.raw_env(**sizes, **options)
         self.env.reset(seed=0)
         for entity, row in zip(self.env.world.entities, state, strict=True):
             entity.state.p_pos, entity.state.p_vel = row[:2].copy(), row[2:].copy()
@@ -326,24 +315,17 @@ def test_random_prey_choose_uniformly_among_five(continuous):
 
 
 def test_random_prey_differ_between_seeds_envs_and_episodes():
-    def path(seed: int, env_id: int, episode: int) -> Tensor:
-        env = SimpleTag(
-            1,
-            counts="1-3-0",
-            seed=seed,
-            first_env=env_id,
-            first_episode=episode,
-            dtype=torch.float64,
-        )
+    def path(**streams: int) -> Tensor:
+        env = SimpleTag(1, counts="1-3-0", dtype=torch.float64, **streams)
         env.reset()
         env.state.zero_()
         env.state[..., 0] = torch.arange(4)
         return torch.stack([env.step(noop(env)) and env.state.clone() for _ in "abcde"])
 
-    keys = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
-    paths = [path(*key) for key in keys]
+    streams = [{}, {"seed": 1}, {"first_env": 1}, {"first_episode": 1}]
+    paths = [path(**options) for options in streams]
     for i, trajectory in enumerate(paths):
-        assert torch.equal(trajectory, path(*keys[i]))
+        assert torch.equal(trajectory, path(**streams[i]))
         assert not any(torch.equal(trajectory, earlier) for earlier in paths[:i])
 
 
@@ -429,23 +411,16 @@ def test_a_push_has_the_strength_of_its_kind():
     assert speeds.tolist() == pytest.approx([1.0, 1.3])
 
 
-@pytest.mark.parametrize("action", [5, -1])
-def test_an_action_that_there_is_not_is_refused(action):
-    env = SimpleTag(2)
-    env.reset()
-    with pytest.raises(InputError, match=f"expected choices from 0 to 4, got {action}"):
-        env.step({"predator": torch.tensor([[0], [action]])})
-
-
 def test_learning_prey_must_act_and_others_must_not():
     env, learned = SimpleTag(1), SimpleTag(1, prey="learned")
     with pytest.raises(InputError, match="expected the groups predator, prey, got pre"):
         learned.step(noop(env))
     with pytest.raises(InputError, match="expected the groups predator, got predator,"):
         env.step(noop(learned))
-
-
-# Seeds, copies
+    for action in (5, -1):
+        message = f"expected choices from 0 to 4, got {action}"
+        with pytest.raises(InputError, match=message):
+            env.step({"predator": torch.tensor([[action]])})
 
 
 # Heuristics
@@ -477,9 +452,8 @@ def test_fleeing_saves_prey():
 
 
 def heuristic(role: str, continuous: bool) -> tuple[Policy, Tokens]:
-    env = SimpleTag(
-        6, counts="2-3-4", prey="learned", continuous_actions=continuous, seed=1
-    )
+    options = {"prey": "learned", "continuous_actions": bool(continuous), "seed": 1}
+    env = SimpleTag(6, counts="2-3-4", **options)
     env.reset()
     group = env.groups[role]
     return make_heuristic("simple_tag", group, role=role), env.observe()[role]
@@ -487,12 +461,7 @@ def heuristic(role: str, continuous: bool) -> tuple[Policy, Tokens]:
 
 each_heuristic = pytest.mark.parametrize(
     ("role", "continuous", "watched"),
-    [
-        ("predator", True, 3),
-        ("predator", False, 3),
-        ("prey", True, 2),
-        ("prey", False, 2),
-    ],
+    [(role, flag, n) for role, n in (("predator", 3), ("prey", 2)) for flag in (1, 0)],
 )
 
 
@@ -506,10 +475,8 @@ def test_heuristics_ignore_what_lies_under_padding(role, continuous, watched):
     features = torch.where(padded[..., None], torch.nan, tokens.features)
     places = [i for i in range(tokens.num_tokens) if i not in (2, place)]
     short = tokens.map(lambda part: part[:, :, places])
-    decision, expected = (
-        policy.act(Tokens(features, tokens.types, padded)),
-        policy.act(short),
-    )
+    decision = policy.act(Tokens(features, tokens.types, padded))
+    expected = policy.act(short)
     torch.testing.assert_close(decision.logits, expected.logits)
     torch.testing.assert_close(decision.action, expected.action)
     assert not torch.equal(decision.logits, policy.act(tokens).logits)
@@ -596,10 +563,9 @@ def test_a_trajectory_does_not_depend_on_the_batch(prey):
 def golden() -> dict[str, Any]:
     """Short trajectories of two environments, one for each kind of prey."""
     trajectories: dict[str, Any] = {"version": SimpleTag.version}
+    options: dict[str, Any] = {"seed": 7, "dtype": torch.float64, "max_steps": 12}
     for prey in KINDS:
-        env = SimpleTag(
-            2, counts="2-2-2", prey=prey, seed=7, dtype=torch.float64, max_steps=12
-        )
+        env = SimpleTag(2, counts="2-2-2", prey=prey, **options)
         env.reset()
         start = env.state.tolist()
         states, rewards = run(env, 12)

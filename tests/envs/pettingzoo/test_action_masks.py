@@ -9,8 +9,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 import marl_pool
 from helpers.joint_actions import JointEnv
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
-from marl_pool.perturbations.membership import Occlude
-from marl_pool.policies import make_policy
 from marl_pool.policies.actions import (
     ActionSpec,
     entropy,
@@ -20,8 +18,6 @@ from marl_pool.policies.actions import (
     mode,
     sample,
 )
-from marl_pool.policies.random_policy import RandomPolicy
-from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
@@ -106,48 +102,15 @@ def test_an_absent_mask_is_no_part_of_tokens():
     assert tree_map(lambda part: part[:1], masked).action_mask.shape == (1, 5)
 
 
-@pytest.mark.parametrize("explore", [False, True])
-@pytest.mark.parametrize("kind", ["token", "lstm", "random"])
-@pytest.mark.parametrize("perturbation", [None, Occlude(severity=0.5)])
-def test_policies_take_allowed_actions_only(explore, kind, perturbation):
-    env = masked_env()
-    group = env.groups["a"]
-    if kind == "random":
-        policy = RandomPolicy(group.action_space)
-    else:
-        policy = make_policy(
-            group.tokens, group.action_space, pooling="ada" if kind == "token" else kind
-        )
-    rollout = Rollout(env, {"a": policy}, explore=explore, perturbation=perturbation)
-    trajectory = rollout.steps(12)["a"]
-    mask, active = trajectory.tokens.action_mask, trajectory.active
-    assert mask.shape == (12, 3, 2, 4)
-    assert not active.all()
-    allowed = mask.gather(-1, trajectory.actions[..., None])[..., 0]
-    assert allowed[active].all()
-    assert len(set(trajectory.actions[active].tolist())) > 1
-    # Continue exactly.
-    state = rollout.state_dict()
-    after = rollout.steps(5)["a"]
-    rollout.load_state_dict(state)
-    repeat = rollout.steps(5)["a"]
-    assert torch.equal(after.actions, repeat.actions)
+def test_a_function_is_held_to_what_is_allowed():
+    def lowest(observation):
+        return observation["action_mask"].argmax(-1)
 
-
-def lowest(observation):
-    return observation["action_mask"].argmax(-1)
-
-
-def test_a_function_is_told_what_is_allowed():
-    task = {"name": "pettingzoo", "module": MODULE, "options": MASKED}
-    assert marl_pool.evaluate(lowest, task, episodes=2) is not None
-
-
-def test_an_action_of_a_function_that_is_not_allowed_is_refused():
     def illegal(observation):
         return observation["action_mask"].argmin(-1)
 
     task = {"name": "pettingzoo", "module": MODULE, "options": MASKED}
+    assert marl_pool.evaluate(lowest, task, episodes=2) is not None
     with pytest.raises(InputError, match="that action_mask allows, "):
         marl_pool.evaluate(illegal, task, episodes=2)
 
@@ -177,11 +140,3 @@ def test_a_mask_is_made_of_0_and_1(number, monkeypatch):
     monkeypatch.setattr(JointEnv, "_observe", lambda *_: observed)
     with pytest.raises(InputError, match="agent 'a_0': action_mask: expected numbers"):
         masked_env(1).reset()
-
-
-def test_an_agent_that_may_do_nothing_is_refused():
-    env = masked_env(stuck_at=2)
-    policy = RandomPolicy(env.groups["a"].action_space)
-    expected = "step 2: agent 'a_0' of group 'a': action_mask: expected at least one"
-    with pytest.raises(InputError, match=expected):
-        Rollout(env, {"a": policy}).steps(3)

@@ -18,6 +18,7 @@ from marl_pool.envs import make_env
 from marl_pool.envs.checks import check_env
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.perturbations.actions import ActionNoise, DropActions
+from marl_pool.perturbations.membership import Occlude
 from marl_pool.play.session import Session
 from marl_pool.policies import make_agent, make_policy
 from marl_pool.policies.action_spaces import ActionRows
@@ -52,16 +53,23 @@ def build(kind: str, env: PettingZooEnv) -> Any:
 
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("masks", MASKS)
-@pytest.mark.parametrize("policy", ["ada", "lstm", "random", "agent"])
-def test_policies_play_every_space_legally(kind, masks, policy):
+@pytest.mark.parametrize(
+    ("policy", "explore"),
+    [*((name, True) for name in ("ada", "lstm", "random", "agent")), ("ada", False)],
+)
+def test_policies_play_every_space_legally(kind, masks, policy, explore):
     env = joint_env(kind=kind, masks=masks)
-    rollout = Rollout(env, {"a": build(policy, env)}, explore=True)
+    # Masks are of actions, and stay where tokens are hidden.
+    perturbation = None if explore else Occlude(severity=0.5)
+    options = {"explore": explore, "perturbation": perturbation}
+    rollout = Rollout(env, {"a": build(policy, env)}, **options)
     trajectory = rollout.steps(12)["a"]
     spec = env.groups["a"].actions
     assert trajectory.actions.shape == (12, 3, 2, *spec.shape)
     assert trajectory.actions.is_floating_point() != spec.integral
     assert (trajectory.tokens.action_mask is None) == (masks is None)
     assert trajectory.log_probs.isfinite().all()
+    assert not trajectory.active.all()
     if masks is not None:
         mask, active = trajectory.tokens.action_mask, trajectory.active
         assert not mask[active].all()
@@ -69,9 +77,12 @@ def test_policies_play_every_space_legally(kind, masks, policy):
     # Continue exactly, with a rollout that was never stepped.
     state = rollout.state_dict()
     after = rollout.steps(5)["a"]
-    loaded = Rollout(joint_env(kind=kind, masks=masks), rollout.policies, explore=True)
+    env = joint_env(kind=kind, masks=masks)
+    loaded = Rollout(env, rollout.policies, **options)
     loaded.load_state_dict(state)
-    for part, reference in zip(loaded.steps(5)["a"].tokens, after.tokens, strict=True):
+    again = loaded.steps(5)["a"]
+    assert torch.equal(again.actions, after.actions)
+    for part, reference in zip(again.tokens, after.tokens, strict=True):
         assert part is reference is None or torch.equal(part, reference)
 
 
@@ -127,19 +138,27 @@ def _legal(space: spaces.Space[Any], mask: np.ndarray) -> Any:
     return rows.restore(np.array([*row, *rows.low]))
 
 
-def test_an_agent_that_may_do_nothing_with_a_choice_is_named():
-    env = joint_env(masks="infos", stuck_at=2)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"kind": "one", "masks": "observation", "stuck_at": 2},
+            "agent 'a_0' of group 'a': action_mask: expected at least one",
+        ),
+        (
+            {"masks": "infos", "stuck_at": 2},
+            "agent 'a_0' of group 'a': action_mask: .* action of choice 0, ",
+        ),
+        (
+            {"masks": "infos", "start": 2},
+            "agent 'a_0': infos: action_mask: expected one after the reset",
+        ),
+    ],
+)
+def test_masks_that_break_their_rules_in_mid_episode_are_refused(options, message):
+    env = joint_env(**options)
     policy = RandomPolicy(env.groups["a"].action_space)
-    expected = "step 2: agent 'a_0' of group 'a': action_mask: .* action of choice 0, "
-    with pytest.raises(InputError, match=expected):
-        Rollout(env, {"a": policy}).steps(3)
-
-
-def test_masks_that_begin_after_the_reset_are_refused():
-    env = joint_env(masks="infos", start=2)
-    policy = RandomPolicy(env.groups["a"].action_space)
-    expected = "step 2: agent 'a_0': infos: action_mask: expected one after the reset"
-    with pytest.raises(InputError, match=expected):
+    with pytest.raises(InputError, match=f"step 2: {message}"):
         Rollout(env, {"a": policy}).steps(3)
 
 
@@ -373,13 +392,8 @@ def test_wrapped_environments_execute_allowed_actions(kind, masks, perturbation)
 
 
 CLONING = [
-    "env=pettingzoo",
-    f"env.module={MODULE}",
-    "clone=steps",
-    "policy=feed_forward",
-    "total_batches=60",
-    "clone.prev_action_noise=0.3",
-    "clone.lr=1e-2",
+    *("env=pettingzoo", f"env.module={MODULE}", "clone=steps", "policy=feed_forward"),
+    *("total_batches=60", "clone.prev_action_noise=0.3", "clone.lr=1e-2"),
     f"teacher={__name__}:Scripted",
 ]
 
@@ -434,16 +448,9 @@ def test_illegal_options_have_no_regret():
 
 
 TRAINING = [
-    "env=pettingzoo",
-    f"env.module={MODULE}",
-    "ppo.num_envs=4",
-    "ppo.batch_size=64",
-    "ppo.minibatch_size=32",
-    "ppo.kl_coeff=0.2",
-    "ppo.entropy_coeff=0.01",
-    "checkpoint.every=1",
-    "ppo.num_epochs=2",
-    "threads=1",
+    *("env=pettingzoo", f"env.module={MODULE}", "ppo.num_envs=4", "ppo.batch_size=64"),
+    *("ppo.minibatch_size=32", "ppo.kl_coeff=0.2", "ppo.entropy_coeff=0.01"),
+    *("checkpoint.every=1", "ppo.num_epochs=2", "threads=1"),
 ]
 
 

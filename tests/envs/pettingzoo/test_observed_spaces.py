@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from helpers.changing_agents import ChangingAgents
+from helpers.tables import yaml_cases
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
@@ -278,20 +279,7 @@ class Broken(Robots):
         return self.FAULTS[self.fault](*super().step(actions))
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("old reset", "reset: info: expected a dict, got a ndarray"),
-        ("old api", "step 1: expected 5 values, observation, .* info, got 4 values"),
-        ("no tuple", "step 1: expected 5 values, .* info, got a ndarray"),
-        ("short", "step 1: expected observations of 2 agents, got 1"),
-        ("single", "step 1: expected observations of 2 agents, got float32"),
-        ("no reward", "step 1: reward: expected one number, or .* 2 agents, got None"),
-        ("many rewards", r"step 1: reward: .* one of each of 2 agents, got \[0.0, 0.0"),
-        ("apart", r"step 1: terminated: .* of all agents, got \[True, False\]"),
-        ("no flag", "step 1: terminated: expected True or False, .* got None"),
-    ],
-)
+@yaml_cases("fault, message")
 def test_results_that_are_not_gymnasiums_are_refused_in_one_line(fault, message):
     actions = {"agent": torch.zeros(1, 2, dtype=torch.int64)}
     with pytest.raises(InputError, match=f"^env.module: {message}") as caught:

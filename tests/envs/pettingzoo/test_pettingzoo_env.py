@@ -22,6 +22,7 @@ from torch import Tensor
 
 from helpers.changing_agents import ChangingAgents
 from helpers.paths import GOLDEN_FILES
+from helpers.tables import yaml_cases
 from marl_pool.cli.main import main
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env, make_env
@@ -32,7 +33,6 @@ from marl_pool.policies.base import Decision, Policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.rollout import Rollout
 from marl_pool.runs.run import Run
-from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 
@@ -56,13 +56,7 @@ class Reader(Policy):
         super().__init__()
         self.space = space
 
-    def act(
-        self,
-        tokens: Tokens,
-        state: Any = (),
-        generator: Any = None,
-        explore: bool = False,
-    ) -> Decision:
+    def act(self, tokens, state=(), generator=None, explore=False) -> Decision:
         hidden = tokens.features.masked_fill(tokens.padding[..., None], 0)
         total = hidden.sum((-1, -2))
         if isinstance(self.space, spaces.Discrete):
@@ -132,7 +126,7 @@ def play(
         before, time, over = list(env.agents), 0, False
         while not over and steps > 0:
             actions = {agent: naive_action(env, agent, obs[agent]) for agent in before}
-            values = {agent: naive_value(obs[agent]) for agent in before}
+            values = {agent: float(obs[agent].sum()) for agent in before}
             after, rewards, died, late, _ = env.step(actions)
             timeout = time + 1 == max_steps
             over = not env.agents or timeout
@@ -145,7 +139,7 @@ def play(
                 "actions": actions,
                 "values": values,
                 "rewards": rewards,
-                "next": {a: naive_value(after[a]) for a in before if a in on},
+                "next": {a: float(after[a].sum()) for a in before if a in on},
                 "goes_on": [] if over else [a for a in before if a in env.agents],
                 "terminated": not on,
                 "truncated": timeout or bool(on and over),
@@ -153,10 +147,6 @@ def play(
             before, obs, time = list(env.agents), after, time + 1
             steps -= 1
         episode += 1
-
-
-def naive_value(observation: np.ndarray) -> float:
-    return float(observation.sum())
 
 
 def naive_action(env: ChangingAgents, agent: str, observation: np.ndarray) -> Any:
@@ -557,72 +547,10 @@ def not_an_env():
     return object()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"module": "no.such"}, "env.module: 'no.such' cannot be imported: Mod.*'no'"),
-        (
-            {"module": "json"},
-            "env.module: .*parallel_env or env, or .*'json' has no 'par",
-        ),
-        ({"module": "json:loads2"}, "'json' has no 'loads2'"),
-        ({"module": ""}, "env.module: '' cannot be imported"),
-        ({"module": "none/such-v0"}, "env.module: Namespace.* 'none' not found"),
-        (
-            {"module": f"{__name__}:not_an_env"},
-            "return a PettingZoo ParallelEnv or AECEnv, or a Gymnasium Env, got ob",
-        ),
-        ({"module": f"{__name__}:Lonely"}, "possible_agents, a list of .*, got"),
-        ({"module": TAG, "options": {"N": 3}}, "env.options: mpe2.simple_tag_v3 re.*N"),
-        (
-            {"module": "mpe2.simple_spread_v3", "options": {"local_ratio": 2}},
-            "env.options: .*Must be between 0 and 1",
-        ),
-        *(
-            (
-                {"module": AGENTS, "groups": groups},
-                "env.groups: expected each agent of .* in one group, .*, got {'a'",
-            )
-            for groups in (
-                {"a": []},
-                {"a": ["fox"]},
-                {"a": ["hen_0"]},
-                {"a": ["hen_0"], "b": ["hen_0"]},
-            )
-        ),
-        (
-            {"module": AGENTS, "groups": {"a": ["hen_0", "wolf_0", "hen_1", "hen_2"]}},
-            "'hen_0' and 'wolf_0' of group 'a' have different spaces",
-        ),
-        ({"module": AGENTS, "tokenizer": "nothing"}, "unknown env.tokenizer 'nothing'"),
-        (
-            {"module": AGENTS, "tokenizer": "simple_tag"},
-            "env.tokenizer: simple_tag: exp",
-        ),
-        (
-            {"module": f"{__name__}:Tokenized", "tokenizer": "features"},
-            "env.tokenizer: expected null, .* got 'features'",
-        ),
-        *(
-            ({"module": f"{__name__}:Odd", "options": {"observation": kind}}, expected)
-            for kind, expected in {
-                "video": r"env.module: agent 'wolf_0': expected observations that can",
-                "dict": r"such as a MultiDiscrete of .*; got Dict",
-                "sequence": r"such as a Box of \(N, F\), padded.*; got Sequence",
-            }.items()
-        ),
-        *(
-            ({"module": f"{__name__}:Odd", "options": {"action": kind}}, expected)
-            for kind, expected in {
-                "wide": r"env.module: agent 'wolf_0': action space: expected Disc",
-                "whole": r"expected actions in a Box of floats",
-            }.items()
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(options, message):
+@yaml_cases("module, options, message")
+def test_what_does_not_fit_is_refused_in_one_line(module, options, message):
     with pytest.raises(InputError, match=message) as caught:
-        PettingZooEnv(1, **options)
+        PettingZooEnv(1, module=module, **options)
     assert "\n" not in str(caught.value)
 
 
@@ -645,9 +573,6 @@ def test_a_module_that_fails_at_import_is_refused(tmp_path, monkeypatch):
     (tmp_path / "broken_env.py").write_text("raise OSError('no\\ndisplay')")
     with pytest.raises(InputError, match="cannot be imported: OSError: no display"):
         PettingZooEnv(1, module="broken_env")
-
-
-def test_a_missing_dependency_is_named(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("mpe2")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pygame", None)
@@ -771,18 +696,16 @@ def golden() -> list[dict[str, Any]]:
     """Two environments of mpe2's tag, five steps, rounded."""
     env = PettingZooEnv(2, module=TAG, seed=8, dtype=torch.float64)
     env.reset()
-    rows = []
-    for result, observations, _ in run(env, 5):
-        rows.append(
-            {
-                name: {
-                    "rewards": result.rewards[name].round(decimals=6).tolist(),
-                    "features": observations[name].features.round(decimals=6).tolist(),
-                }
-                for name in env.groups
+    return [
+        {
+            name: {
+                "rewards": result.rewards[name].round(decimals=6).tolist(),
+                "features": observations[name].features.round(decimals=6).tolist(),
             }
-        )
-    return rows
+            for name in env.groups
+        }
+        for result, observations, _ in run(env, 5)
+    ]
 
 
 def test_golden_trajectory():

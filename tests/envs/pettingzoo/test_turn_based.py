@@ -1,6 +1,7 @@
 """Turn-based (AEC) environments: only the agent in turn acts and is paid for it."""
 
 import importlib
+import itertools
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from pettingzoo.utils.conversions import aec_to_parallel
 pytest.importorskip("ray")
 
 from helpers.ppo import assert_same, resumed, run_of
+from helpers.tables import yaml_cases
 from helpers.turn_based import PassItOn, RandomTurns
 from marl_pool import make_policy
 from marl_pool.cli.main import main
@@ -77,11 +79,8 @@ def random_fragment(seed, steps, num_envs, agents):
             agent = random.choice(living)
             next_active[t, env, agent] = True
             if end == "terminated":
-                terminated[t, env], alive[t, env], next_active[t, env] = (
-                    True,
-                    False,
-                    False,
-                )
+                terminated[t, env] = True
+                alive[t, env] = next_active[t, env] = False
             elif end:
                 truncated[t, env] = True
                 next_values[t, env] = final_values[t, env]
@@ -120,39 +119,35 @@ def plain_advantages(part, gamma, lam):
     }
     steps, num_envs, agents = numpy["rewards"].shape
     advantages = {}
-    for env in range(num_envs):
-        for agent in range(agents):
-            at = {
-                name: array[:, env] if array.ndim == 2 else array[:, env, agent]
-                for name, array in numpy.items()
-                if name != "logits"
-            }
-            turns, sequences = [], []
-            for t in range(steps):
-                if at["active"][t]:
-                    if turns:
-                        turns[-1]["next"] = at["values"][t]
-                    turns.append(
-                        {"value": at["values"][t], "reward": 0.0, "next": None}
-                    )
+    for env, agent in itertools.product(range(num_envs), range(agents)):
+        at = {
+            name: array[:, env] if array.ndim == 2 else array[:, env, agent]
+            for name, array in numpy.items()
+            if name != "logits"
+        }
+        turns, sequences = [], []
+        for t in range(steps):
+            if at["active"][t]:
                 if turns:
-                    turns[-1]["reward"] += at["rewards"][t]
-                ends = at["terminated"][t] or at["truncated"][t] or t == steps - 1
-                if turns and (at["terminated"][t] or not at["next_alive"][t]):
-                    turns[-1]["next"], ends = 0.0, True
-                elif turns and ends and at["next_active"][t]:
-                    turns[-1]["next"] = at["next_values"][t]
-                if ends:
-                    sequences.append(
-                        [turn for turn in turns if turn["next"] is not None]
-                    )
-                    turns = []
-            for sequence in sequences:
-                following = 0.0
-                for turn in reversed(sequence):
-                    error = turn["reward"] + gamma * turn["next"] - turn["value"]
-                    following = error + gamma * lam * following
-                    advantages[turn["value"]] = following
+                    turns[-1]["next"] = at["values"][t]
+                value = at["values"][t]
+                turns.append({"value": value, "reward": 0.0, "next": None})
+            if turns:
+                turns[-1]["reward"] += at["rewards"][t]
+            ends = at["terminated"][t] or at["truncated"][t] or t == steps - 1
+            if turns and (at["terminated"][t] or not at["next_alive"][t]):
+                turns[-1]["next"], ends = 0.0, True
+            elif turns and ends and at["next_active"][t]:
+                turns[-1]["next"] = at["next_values"][t]
+            if ends:
+                sequences.append([t for t in turns if t["next"] is not None])
+                turns = []
+        for sequence in sequences:
+            following = 0.0
+            for turn in reversed(sequence):
+                error = turn["reward"] + gamma * turn["next"] - turn["value"]
+                following = error + gamma * lam * following
+                advantages[turn["value"]] = following
     return advantages
 
 
@@ -260,21 +255,7 @@ def test_an_environment_of_cycles_is_played_in_cycles():
     assert turn_env().turn_based
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (
-            "stranger",
-            r"step 3: agent_selection: expected an agent that is alive.*'ghost'",
-        ),
-        ("stays", r"step 3: agent 'p_\d': ended and is in env.agents after"),
-        ("last", r"step \d: agent 'p_\d': last\(\): expected the reward .* got 9"),
-        ("reward", r"step 3: agent 'p_\d': reward: expected one number, got None"),
-        ("short", r"step 3: agent 'p_\d': last\(\): expected observation, reward, .*"),
-        ("terminations", r"step 3: terminations: expected a dict by agent, got None"),
-        ("agents", r"step 3: env.agents: expected a list of names, got None"),
-    ],
-)
+@yaml_cases("fault, message")
 def test_a_broken_rule_is_told_with_step_and_agent(fault, message):
     env = turn_env(fault=fault, deaths=0.0)
     with pytest.raises(InputError, match=message):
@@ -297,7 +278,7 @@ class Spoiled(PassItOn):
 
     def step(self, action):
         if self.turn == 0:
-            self.rewards = by_agent(0.0)
+            self.rewards = dict.fromkeys(PassItOn.possible_agents, 0.0)
         super().step(action)
         self._spoil()
 
@@ -310,69 +291,17 @@ class Spoiled(PassItOn):
             setattr(self, self.attribute, self.value)
 
 
-def by_agent(value):
-    return dict.fromkeys(PassItOn.possible_agents, value)
-
-
-@pytest.mark.parametrize(
-    ("cycles", "attribute", "value", "turn", "message"),
-    [
-        (both, *row)
-        for row in [
-            ("rewards", Spoiled.MISSING, 1, "step 1: rewards: expected a dict by"),
-            ("rewards", [0.0, 0.0], 1, "step 1: rewards: expected a dict by agent, go"),
-            (
-                "rewards",
-                by_agent("1"),
-                1,
-                "step 1: agent 'leader': reward: expected one",
-            ),
-            ("terminations", None, 0, "reset: terminations: expected a dict by agent"),
-            ("truncations", Spoiled.MISSING, 1, "step 1: truncations: expected a dict"),
-            ("infos", None, 0, "reset: infos: expected a dict by agent, got None"),
-            ("infos", by_agent("x"), 0, "reset: agent 'leader': info: expected a dict"),
-            (
-                "agents",
-                Spoiled.MISSING,
-                0,
-                "reset: env.agents: expected a list of name",
-            ),
-        ]
-        for both in (False, True)
-    ]
-    + [
-        (False, "infos", {}, 0, "reset: agent 'leader': infos: expected one of each"),
-        (True, "infos", {}, 0, "step 4: agent 'leader': infos: expected one of each"),
-        (False, "_cumulative_rewards", Spoiled.MISSING, 0, "reset: _cumulative_re"),
-        (False, "agent_selection", None, 0, "reset: agent_selection: .*, got None"),
-        (False, "agent_selection", Spoiled.MISSING, 1, "step 1: agent_selec.*None"),
-        (False, "terminations", {}, 0, "reset: agent 'leader': terminations: expected"),
-        (True, "agent_selection", None, 0, "step 1: agent_selection: expected 'le"),
-        (
-            True,
-            "agent_selection",
-            "leader",
-            1,
-            "step 1: agent_selection: expected 'follower', the next of env.agents, got "
-            "'leader', since metadata say is_parallelizable",
-        ),
-        (
-            True,
-            "truncations",
-            by_agent(True),
-            1,
-            "step 1: agent 'follower': ended in mid-cycle, expected that at its end, ",
-        ),
-    ],
-)
+@yaml_cases("kind, attribute, value, turn, message")
 def test_attributes_that_are_not_those_of_the_api_are_told(
-    cycles, attribute, value, turn, message
+    kind, attribute, value, turn, message
 ):
-    options = {"attribute": attribute, "value": value, "turn": turn, "cycles": cycles}
-    env = PettingZooEnv(1, module=f"{__name__}:Spoiled", options=options)
-    assert env.turn_based != cycles
-    with pytest.raises(InputError, match=f"^env.module: {message}"):
-        Rollout(env, random_policies(env), explore=True).steps(4)
+    for cycles in {"turns": [False], "cycles": [True], "both": [False, True]}[kind]:
+        options = {"attribute": attribute, "value": value, "turn": turn}
+        options["cycles"] = cycles
+        env = PettingZooEnv(1, module=f"{__name__}:Spoiled", options=options)
+        assert env.turn_based != cycles
+        with pytest.raises(InputError, match=f"^env.module: {message}"):
+            Rollout(env, random_policies(env), explore=True).steps(4)
 
 
 @pytest.mark.parametrize("cycles", [False, True])
@@ -445,28 +374,25 @@ def test_an_id_of_the_registry_and_a_module_name_the_same_game():
 # Commands
 
 
-def training(module, **env):
-    return [
-        "env=pettingzoo",
-        f"env.module={module}",
-        *(f"env.{key}={value}" for key, value in env.items()),
-        "ppo.num_envs=4",
-        "ppo.batch_size=64",
-        "ppo.minibatch_size=32",
-        "ppo.num_epochs=2",
-        "checkpoint.every=1",
-        "threads=1",
-    ]
+def training(module, *overrides, **env):
+    options = [f"env.{key}={value}" for key, value in env.items()]
+    return compose(
+        "train",
+        [
+            *("env=pettingzoo", f"env.module={module}", *options, "threads=1"),
+            *("ppo.num_envs=4", "ppo.batch_size=64", "ppo.minibatch_size=32"),
+            *("ppo.num_epochs=2", "checkpoint.every=1", *overrides),
+        ],
+    )
 
 
 @pytest.mark.parametrize("pooling", ["ada", "attention_neuron"])
 @pytest.mark.parametrize("masks", ["observation", "infos"])
 def test_training_resumes_exactly(tmp_path, pooling, masks):
-    overrides = [*training(MODULE, options=f"{{masks: {masks}}}"), f"pooling={pooling}"]
-    whole = run_of(
-        tmp_path / "whole", compose("train", [*overrides, "total_steps=192"])
-    )
-    run_of(tmp_path / "part", compose("train", [*overrides, "total_steps=64"]))
+    options = {"options": f"{{masks: {masks}}}"}
+    config = training(MODULE, f"pooling={pooling}", "total_steps=192", **options)
+    whole = run_of(tmp_path / "whole", config)
+    run_of(tmp_path / "part", {**config, "total_steps": 64})
     assert_same(resumed(tmp_path / "part", 192), whole)
     assert len(list(whole.rows())) == 3
 
@@ -483,23 +409,18 @@ def test_a_check_holds_the_rules(module, capsys):
 @pytest.mark.parametrize("module", [MODULE, GAMES[1]])
 def test_a_run_is_trained_evaluated_and_drawn(tmp_path, module):
     pytest.importorskip("imageio")
-    run, plugin = str(tmp_path / "run"), ["--plugin", module]
-    arguments = [*training(module), "total_steps=128", "--run-dir", run]
-    assert main(["train", *arguments]) == 0
-    assert main(["evaluate", run, "suite=quick", "episodes=8", *plugin]) == 0
-    assert main(["render", run, *plugin]) == 0
+    run, plugin = tmp_path / "run", ["--plugin", module]
+    run_of(run, training(module, "total_steps=128"))
+    quick = ["suite=quick", "episodes=8"]
+    assert main(["evaluate", str(run), *quick, *plugin]) == 0
+    assert main(["render", str(run), *plugin]) == 0
 
 
 @pytest.mark.slow
 def test_ppo_pays_the_turn_that_earned(tmp_path):
-    overrides = [
-        *training("helpers.turn_based:PassItOn"),
-        "ppo.num_envs=16",
-        "ppo.batch_size=1024",
-        "ppo.minibatch_size=256",
-        "total_steps=40960",
-    ]
-    run = run_of(tmp_path / "run", compose("train", overrides))
+    sizes = ["ppo.num_envs=16", "ppo.batch_size=1024", "ppo.minibatch_size=256"]
+    module = "helpers.turn_based:PassItOn"
+    run = run_of(tmp_path / "run", training(module, *sizes, "total_steps=40960"))
     *_, last = run.rows()
     returns = [last[f"{name}/return_mean"] for name in PassItOn.possible_agents]
     # Chance gives a third of it.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from envs.pettingzoo.test_life import REFUSED, zeros
+from envs.pettingzoo.test_life import zeros
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from helpers.changing_agents import ChangingAgents
@@ -127,8 +127,8 @@ RAISED = {
     "fault", ["nobody after reset", "lives on", "observation shape", *RAISED]
 )
 def test_errors_are_those_of_one_process(fault):
-    assert fault in REFUSED | RAISED
     line = error_of(1, BREAKER, fault=fault)
+    assert line
     assert error_of(2, BREAKER, fault=fault) == line
     if fault in RAISED:
         assert line.startswith(RAISED[fault])

@@ -40,20 +40,9 @@ from marl_pool.evaluation import report as report_package
 from marl_pool.evaluation.report import page
 from marl_pool.evaluation.report.evaluated import read_runs
 from marl_pool.evaluation.report.frame import shared_areas
-from marl_pool.evaluation.report.html import (
-    Cell,
-    listed,
-    number,
-    shade,
-    span,
-)
+from marl_pool.evaluation.report.html import Cell, listed, number, shade, span
 from marl_pool.evaluation.report.page import report
-from marl_pool.evaluation.results import (
-    DOCUMENT,
-    RETURNS,
-    read_returns,
-    write_returns,
-)
+from marl_pool.evaluation.results import DOCUMENT, RETURNS, read_returns, write_returns
 from marl_pool.evaluation.statistics.intervals import Interval
 from marl_pool.files.manifest import sealed_json
 from marl_pool.utils.errors import InputError
@@ -218,9 +207,7 @@ def test_environments_of_one_label_and_other_options_are_other_conditions(
     assert list(reasons) == ["not in the suite of this evaluation"] * 2
 
 
-def test_equal_baselines_in_some_resample_leave_no_interval(
-    tmp_path: Path,
-) -> None:
+def test_equal_baselines_in_some_resample_leave_no_interval(tmp_path: Path) -> None:
     runs = several(tmp_path, ["ada", "max"], 2)
     for run in runs:
         path = run.evaluation_dir / RETURNS
@@ -638,9 +625,7 @@ def test_a_wrong_command_is_refused_in_one_line(
 
 
 def test_without_pandas_the_command_names_the_extra(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = trained(tmp_path / "a")
     monkeypatch.delattr(report_package, "page")

@@ -61,13 +61,7 @@ def test_evaluations_of_one_policy_are_read_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"checkpoint": "last"},
-        {"iteration": 4},
-        {"seed": 1},
-        {"episodes": 8},
-    ],
+    "changes", [{"checkpoint": "last"}, {"iteration": 4}, {"seed": 1}, {"episodes": 8}]
 )
 def test_evaluations_of_another_kind_are_not_read_as_one(
     tmp_path: Path, changes: dict[str, Any]
@@ -359,10 +353,8 @@ def test_a_method_is_named_after_what_tells_it_apart(tmp_path: Path) -> None:
     ]
     names = [method.name for method in methods_of(read_runs(runs))]
     assert names == [
-        "ada query=None lr=0.1 · num_noise=3",
-        "ada query=None lr=0.2 · num_noise=3",
-        "ada query=mean lr=0.1 · num_noise=3",
-        "max lr=0.1 · num_noise=3",
+        *("ada query=None lr=0.1 · num_noise=3", "ada query=None lr=0.2 · num_noise=3"),
+        *("ada query=mean lr=0.1 · num_noise=3", "max lr=0.1 · num_noise=3"),
         "ada query=None lr=0.1 · num_noise=5",
     ]
     assert methods_of(read_runs(runs[:1]))[0].name == "ada"

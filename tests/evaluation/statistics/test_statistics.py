@@ -18,9 +18,7 @@ from marl_pool.evaluation.statistics.intervals import (
 )
 
 
-@given(
-    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50),
-)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
 def test_interquartile_mean_is_scipys_quarter_trimmed_mean(values: list[float]) -> None:
     array = np.array(values)
     expected = stats.trim_mean(array, 0.25)

@@ -109,19 +109,18 @@ def test_episodes_of_rows_do_not_repeat(run: Run) -> None:
 
 
 def test_several_runs_are_columns(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, refused: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     second_run = make_run(tmp_path / "other", "max")
-    paths = [str(run.path), str(second_run.path)]
     out = tmp_path / "both"
     options = ["perturbation=rewire", f"size={SIZE}", "--out", str(out)]
-    assert main(["render", *paths, *options]) == 0
+    command = ["render", str(run.path), str(second_run.path), *options]
+    assert main(command) == 0
     (video,) = out.iterdir()
     assert video.name == "rewire.webm"
     assert capsys.readouterr().out.strip() == str(video)
     assert read(video)[0].shape[1] == 2 * SIZE + GAP
-    assert main(["render", *paths, *options]) == 2
-    assert f"{out} exists; choose another --out" in capsys.readouterr().err
+    assert f"{out} exists; choose another --out" in refused(*command)
     assert not list(run.path.glob("videos/*"))
 
 
@@ -135,10 +134,7 @@ def test_runs_of_unlike_length_are_shown_to_the_end(run: Run, tmp_path: Path) ->
 
 @pytest.mark.parametrize("suffix", ["webm", "mp4", "gif", "webp"])
 def test_a_full_disk_leaves_no_half_video(
-    run: Run,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    suffix: str,
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
 ) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     out = tmp_path / "film"
@@ -155,11 +151,10 @@ def test_a_full_disk_leaves_no_half_video(
     assert not out.exists()
 
 
-def test_the_format_is_a_flag(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [str(run.path), f"size={SIZE}", "threads=1"]
-    assert main(["render", *options, "--format", "gif"]) == 0
+def test_the_format_is_a_flag(run: Run, refused: Any) -> None:
+    options = ["render", str(run.path), f"size={SIZE}", "threads=1", "--format"]
+    assert main([*options, "gif"]) == 0
     (video,) = run.path.glob("videos/*")
     assert video.name == "clean.gif"
-    assert main(["render", *options, "--format", "avi"]) == 2
-    error = capsys.readouterr().err
-    assert "format: expected webm, mp4, gif or webp, got 'avi'" in error
+    message = "format: expected webm, mp4, gif or webp, got 'avi'"
+    assert message in refused(*options, "avi")

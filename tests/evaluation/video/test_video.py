@@ -38,6 +38,9 @@ HEADS = {"name": "ada", "num_heads": 4}
 # Attention
 
 
+INJECT = {"token_type": 3, "position_features": [0, 1]}
+
+
 def perceive(
     perturbation: Perturbation | None, pooling: Any = "ada", head: Any = "mean"
 ) -> tuple[torch.Tensor | None, Perception]:
@@ -79,16 +82,11 @@ def test_attention_on_crossed_wires_goes_to_where_the_features_came_from() -> No
 
 
 def test_attention_on_injected_tokens_is_counted_apart() -> None:
-    inject = make_perturbation(
-        "inject", token_type=3, count=5, position_features=[0, 1]
-    )
-    weights, perceived = perceive(inject)
+    weights, perceived = perceive(make_perturbation("inject", count=5, **INJECT))
     assert weights is not None
-    injected_share = float(weights[perceived.injected].sum())
-    assert 0 < injected_share < 1
-    assert float(perceived.by_origin(weights).sum()) + injected_share == pytest.approx(
-        1
-    )
+    share = float(weights[perceived.injected].sum())
+    assert 0 < share < 1
+    assert float(perceived.by_origin(weights).sum()) + share == pytest.approx(1)
 
 
 def test_nothing_attends_to_occluded_tokens() -> None:
@@ -101,12 +99,9 @@ def test_one_head_or_the_mean_of_all() -> None:
     assert not torch.allclose(heads[0], heads[1])
     mean, _ = perceive(None, HEADS, "mean")
     torch.testing.assert_close(mean, torch.stack(heads).mean(0))
-
-
-@pytest.mark.parametrize("head", [4, -1, "first"])
-def test_a_head_that_is_not_there(head: Any) -> None:
-    with pytest.raises(InputError, match="head: expected mean or 0 to 3, got"):
-        perceive(None, HEADS, head)
+    for head in (4, -1, "first"):
+        with pytest.raises(InputError, match="head: expected mean or 0 to 3, got"):
+            perceive(None, HEADS, head)
 
 
 def test_a_pooling_head_without_weights_has_no_attention() -> None:
@@ -123,10 +118,22 @@ def frames(
     perturbation: Perturbation | None = None, pooling: Any = "ada", **options: Any
 ) -> list[np.ndarray]:
     env = centroid()
-    rollout = Rollout(
-        env, {"agent": policy_for(env, pooling)}, perturbation=perturbation
-    )
+    policies = {"agent": policy_for(env, pooling)}
+    rollout = Rollout(env, policies, perturbation=perturbation)
     return list(episode_frames(rollout, **{"size": 96, **options}))
+
+
+@pytest.fixture
+def captions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The lines that are written below frames, in place of the frames' captions."""
+    written: list[tuple[str, ...]] = []
+
+    def note(image: np.ndarray, caption: Caption) -> np.ndarray:
+        written.append(tuple(caption.lines))
+        return image
+
+    monkeypatch.setattr("marl_pool.evaluation.video.render.with_caption", note)
+    return written
 
 
 def pictures(images: list[np.ndarray]) -> list[np.ndarray]:
@@ -137,9 +144,8 @@ def pictures(images: list[np.ndarray]) -> list[np.ndarray]:
 def test_a_frame_for_each_decision_and_one_for_the_end() -> None:
     images = frames()
     assert len(images) == STEPS + 1
-    assert {(image.shape, image.dtype) for image in images} == {
-        ((images[0].shape[0], 96, 3), np.dtype(np.uint8))
-    }
+    assert {image.shape for image in images} == {(len(images[0]), 96, 3)}
+    assert {image.dtype for image in images} == {np.dtype(np.uint8)}
 
 
 def test_a_frame_shows_the_env_in_which_the_policy_decided() -> None:
@@ -159,13 +165,11 @@ def test_a_frame_shows_the_env_in_which_the_policy_decided() -> None:
 
 
 def test_a_shuffled_episode_of_an_invariant_head_looks_the_same() -> None:
-    shuffle = make_perturbation("shuffle", every=2)
-    for clean, shuffled in zip(
-        pictures(frames()), pictures(frames(shuffle)), strict=True
-    ):
-        np.testing.assert_array_equal(clean, shuffled)
+    clean = pictures(frames())
+    shuffled = pictures(frames(make_perturbation("shuffle", every=2)))
+    np.testing.assert_array_equal(clean, shuffled)
     crossed = pictures(frames(make_perturbation("rewire")))
-    assert (pictures(frames())[0] != crossed[0]).any()
+    assert (clean[0] != crossed[0]).any()
 
 
 def test_attention_is_drawn_only_if_asked_for_and_known() -> None:
@@ -185,45 +189,22 @@ def test_text_is_written_below() -> None:
 @pytest.mark.parametrize(
     ("name", "text"), [("action_noise", "action off by "), ("drop_actions", "action ")]
 )
-def test_changed_actions_are_written_below(
-    name: str, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-
-    def note(image: np.ndarray, caption: Caption) -> np.ndarray:
-        lines.append(caption.lines[2])
-        return image
-
-    monkeypatch.setattr("marl_pool.evaluation.video.render.with_caption", note)
+def test_changed_actions_are_written_below(name: str, text: str, captions: Any) -> None:
     frames(make_perturbation(name, severity=1.0, onset=2, end=4))
-    changed = [text in line for line in lines]
+    changed = [text in line for _, _, line in captions]
     # The last frame shows the final state, which no action follows.
     assert changed == [2 <= step < 4 for step in range(STEPS)] + [False]
 
 
-def test_the_return_so_far_is_that_of_the_steps_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lines: list[str] = []
-
-    def note(image: np.ndarray, caption: Caption) -> np.ndarray:
-        lines.append(caption.lines[2])
-        return image
-
-    monkeypatch.setattr("marl_pool.evaluation.video.render.with_caption", note)
-    inject = make_perturbation(
-        "inject", token_type=3, severity=0.5, position_features=[0, 1]
-    )
+def test_the_return_so_far_is_that_of_the_steps_before(captions: Any) -> None:
+    inject = make_perturbation("inject", severity=0.5, **INJECT)
     frames(inject)
     env = centroid()
-    rollout = Rollout(
-        env,
-        {"agent": policy_for(env)},
-        perturbation=inject,
-    )
+    rollout = Rollout(env, {"agent": policy_for(env)}, perturbation=inject)
     total = float(rollout.episodes().returns["agent"])
-    assert lines[0].startswith("step 0   return 0.000   attention on injected ")
-    assert lines[-1] == f"step {STEPS}   return {total:.3f}"
+    first, *_, last = (line for _, _, line in captions)
+    assert first.startswith("step 0   return 0.000   attention on injected ")
+    assert last == f"step {STEPS}   return {total:.3f}"
 
 
 @pytest.mark.parametrize("size", [64, 65, 301])
@@ -344,66 +325,47 @@ def test_a_run_is_rendered_and_nothing_overwritten(run: Run) -> None:
     assert [first.name, second.name] == ["clean.webm", "clean-2.webm"]
     assert first.parent == second.parent == run.path / "videos"
     assert first.read_bytes() == before
-    assert [len(read(path)) for path in (first, second)] == [
-        STEPS + 1,
-        2 * (STEPS + 1),
-    ]
+    assert [len(read(path)) for path in (first, second)] == [STEPS + 1, 2 * (STEPS + 1)]
     assert read(first)[0].shape[1] == 96
 
 
 def test_a_perturbation_names_the_file_and_is_written_in_it(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, captions: Any
 ) -> None:
-    lines: set[Any] = set()
-
-    def note(image: np.ndarray, caption: Caption) -> np.ndarray:
-        lines.add(tuple(caption.lines[:2]))
-        assert not any("step" in line for line in caption.lines)
-        return image
-
-    monkeypatch.setattr("marl_pool.evaluation.video.render.with_caption", note)
     inject = {"name": "inject", "token_type": "noise", "severity": 0.5}
     path = render_run(run, replace(SETTINGS, episodes=2), perturbation=inject)
     assert path.name == "inject.webm"
-    assert lines == {
+    assert not any("step" in line for lines in captions for line in lines)
+    assert {lines[:2] for lines in captions} == {
         ("run (ada)", f"episode {number} of 2   inject token_type=noise   severity 0.5")
         for number in (1, 2)
     }
 
 
+PAIR = {"name": "shuffle", "severity": [0.0, 1.0]}
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("perturbation", "change", "message"),
     [
-        ({"head": 1}, "head: expected mean or 0 to 0, got 1"),
-        ({"perturbation": {"name": "shufle"}}, "unknown perturbation 'shufle'"),
-        (
-            {"perturbation": {"name": "shuffle", "severity": [0.0, 1.0]}},
-            "perturbation.severity: expected a number outside training",
-        ),
-        (
-            {"perturbation": {"name": "shuffle", "ramp": 3}},
-            "perturbation.ramp: expected null, .* got 3",
-        ),
-        ({"checkpoint": 3}, "has no policy 3"),
-        ({"top_patches": 3}, "top_patches: expected 0 for the env simple_centroid"),
+        (None, {"head": 1}, "head: expected mean or 0 to 0, got 1"),
+        (None, {"checkpoint": 3}, "has no policy 3"),
+        (None, {"top_patches": 3}, "top_patches: expected 0 for the env simple_centr"),
+        ({"name": "shufle"}, {}, "unknown perturbation 'shufle'"),
+        (PAIR, {}, "perturbation.severity: expected a number outside training"),
+        ({"name": "shuffle", "ramp": 3}, {}, "perturbation.ramp: .* null, .* got 3"),
     ],
 )
 def test_bad_settings_leave_no_file(
-    run: Run, change: dict[str, Any], message: str
+    run: Run, perturbation: Any, change: dict[str, Any], message: str
 ) -> None:
-    perturbation = change.get("perturbation")
-    fields = {key: value for key, value in change.items() if key != "perturbation"}
-    settings = replace(SETTINGS, **fields)
     with pytest.raises(InputError, match=message):
-        render_run(run, settings, perturbation=perturbation)
+        render_run(run, replace(SETTINGS, **change), perturbation=perturbation)
     assert not list(run.path.glob("videos/*"))
 
 
 def test_an_env_that_cannot_be_drawn() -> None:
     env = FoxAndHens(1)
-    random = {
-        name: RandomPolicy(group.action_space) for name, group in env.groups.items()
-    }
-    rollout = Rollout(env, random)
+    policies = {name: RandomPolicy(g.action_space) for name, g in env.groups.items()}
     with pytest.raises(InputError, match="FoxAndHens cannot be rendered"):
-        list(episode_frames(rollout))
+        list(episode_frames(Rollout(env, policies)))

@@ -54,10 +54,8 @@ ENCODER = {"name": "transformer", "dim": 8, "num_layers": 1, "num_heads": 2}
 def network(pooling: Any, **encoder: Any) -> SetNetwork:
     """Untrained, with weights that make a difference, in float64."""
     part = {"name": pooling} if isinstance(pooling, str) else pooling
-    untrained = SetNetwork(
-        SPEC, encoder={**ENCODER, **encoder}, pooling=part, init_std=0.8, seed=3
-    )
-    return untrained.double().eval()
+    parts = {"encoder": {**ENCODER, **encoder}, "pooling": part}
+    return SetNetwork(SPEC, **parts, init_std=0.8, seed=3).double().eval()
 
 
 def random_observations(
@@ -71,17 +69,21 @@ def random_observations(
     padding = torch.rand(rows, 6, generator=generator) < (0.3 if padded else 0)
     padding[:, 0] = False
     features[padding] = torch.nan
-    signal = (types < 2) & ~padding
-    return GroupObservations(
-        Tokens(features, types, padding), signal, torch.arange(rows) // agents
-    )
+    signal, episodes = (types < 2) & ~padding, torch.arange(rows) // agents
+    return GroupObservations(Tokens(features, types, padding), signal, episodes)
 
 
 def policy(pooling: Any) -> Policy:
-    group = make_batched_env(num_envs=1, **ENV).groups["agent"]
-    return make_policy(
-        group.tokens, group.action_space, pooling=pooling, init_std=0.4, seed=1
-    )
+    return policies_of(make_batched_env(num_envs=1, **ENV), pooling, 0.4)["agent"]
+
+
+def policies_of(env: Any, pooling: Any = "avg", std: float = 0.01) -> dict[str, Policy]:
+    """Untrained policies of all groups."""
+    options = {"pooling": pooling, "init_std": std, "seed": 1}
+    return {
+        name: make_policy(group.tokens, group.action_space, **options)
+        for name, group in env.groups.items()
+    }
 
 
 # What is observed
@@ -157,10 +159,11 @@ def test_of_too_much_every_nth_step_is_kept(most: int, steps: int) -> None:
 
 
 def test_fewer_than_one_step_of_all_is_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"max_observations: expected at least 15, .*14"
-    ):
+    message = r"max_observations: expected at least 15, .*14"
+    with pytest.raises(InputError, match=message):
         record_observations(toy_target(Changing), 5, 14)
+    with pytest.raises(UnfitTokensError, match="does not define .* of 'fox'"):
+        record_observations(toy_target(FoxAndHens), 2, 100)
 
 
 def test_simulators_play_a_few_at_a_time() -> None:
@@ -170,11 +173,6 @@ def test_simulators_play_a_few_at_a_time() -> None:
     back = whole.episodes.argsort(stable=True)
     torch.testing.assert_close(chunked.episodes[order], whole.episodes[back])
     torch.testing.assert_close(chunked.signal[order], whole.signal[back])
-
-
-def test_an_env_that_does_not_know_its_signal_is_refused_in_one_line() -> None:
-    with pytest.raises(UnfitTokensError, match="does not define .* of 'fox'"):
-        record_observations(toy_target(FoxAndHens), 2, 100)
 
 
 # What is measured
@@ -275,15 +273,10 @@ def test_a_class_token_is_no_token_of_the_set() -> None:
     cases = measure_head(net, observed)
     x, _, _ = net.encode(observed.tokens)
     assert x.shape[1] == 7
-    best = torch.stack(
-        [
-            row[1:][signal].mean(0)
-            for row, signal in zip(x, observed.signal, strict=True)
-        ]
-    )
-    torch.testing.assert_close(
-        cases.numbers["excess"][:, 0], (x[:, 0] - best).square().mean(1)
-    )
+    pairs = zip(x, observed.signal, strict=True)
+    best = torch.stack([row[1:][signal].mean(0) for row, signal in pairs])
+    excess = (x[:, 0] - best).square().mean(1)
+    torch.testing.assert_close(cases.numbers["excess"][:, 0], excess)
     assert "signal_weight" not in cases.numbers
     present = ~observed.tokens.padding
     torch.testing.assert_close(cases.moments.num_tokens, present.sum(1).double())
@@ -296,29 +289,18 @@ class ExtraToken(Pooling):
 
     extra_tokens = 1
 
-    def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, x: Tensor, padding: Any = None, types: Any = None) -> Tensor:
         weights = torch.full_like(x[:, None, :, 0], 0.5 / (x.shape[1] - 1))
         weights[..., 0] = 0.5
         return weights
 
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
-        return theory.pool(x, self.weights(x))
+    def forward(self, x: Tensor, padding: Any = None, types: Any = None) -> Tensor:
+        return theory.pool(x, ExtraToken.weights(self, x))
 
 
 class ThreeHeads(ExtraToken):
-    def weights(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, x: Tensor, padding: Any = None, types: Any = None) -> Tensor:
         return super().weights(x).expand(-1, 3, -1)
-
-    def forward(
-        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
-        return theory.pool(x, super().weights(x))
 
 
 def test_the_weight_of_an_extra_token_stays_in_the_result() -> None:
@@ -485,18 +467,12 @@ def test_an_earlier_diagnosis_stays_and_an_evaluation_does_not_number_it(
     first = diagnose_run(run, SETTINGS)
     before = [path.read_bytes() for path in first]
     second = diagnose_run(run, replace(SETTINGS, seed=1))
-    assert [path.name for path in second] == [
-        "diagnosis-2.csv",
-        "diagnosis-2.json",
-        "diagnosis-2.png",
-    ]
+    names = [f"diagnosis-2.{kind}" for kind in ("csv", "json", "png")]
+    assert [path.name for path in second] == names
     assert [path.read_bytes() for path in first] == before
     assert content_of(first)["rows"] != content_of(second)["rows"]
-
-
-def test_the_same_seed_gives_the_same_numbers(run: Run) -> None:
-    first, second = (content_of(diagnose_run(run, SETTINGS)) for _ in range(2))
-    assert first == second
+    repeat = diagnose_run(run, SETTINGS)
+    assert content_of(repeat) == content_of(first)
 
 
 def test_another_env_has_another_ratio(run: Run) -> None:
@@ -519,18 +495,14 @@ def test_a_gap_is_written_shown_and_drawn(
 
 def test_groups_that_did_not_learn_are_left_out(tmp_path: Path) -> None:
     env = {"name": "simple_tag", "prey": "learned", "max_steps": 4}
-    groups = make_batched_env(num_envs=1, **env).groups
-    policies = {
-        name: make_policy(group.tokens, group.action_space, pooling="avg", seed=1)
-        for name, group in groups.items()
-    }
+    policies = policies_of(make_batched_env(num_envs=1, **env))
     for fixed, expected in (
-        ({}, set(groups)),
+        ({}, {"predator", "prey"}),
         ({"prey": "runs/elsewhere"}, {"predator"}),
     ):
         config = {"env": env, "seed": 0, "fixed": fixed}
         run = Run.create(tmp_path / f"run{len(fixed)}", config)
-        save_policies(policies, {name: name for name in groups}, run.policy_dir)
+        save_policies(policies, {name: name for name in policies}, run.policy_dir)
         rows = content_of(diagnose_run(run, SETTINGS))["rows"]
         assert {row["group"] for row in rows} == expected
 
@@ -567,20 +539,18 @@ def test_a_policy_that_separates_perfectly_has_no_excess(tmp_path: Path) -> None
 def test_several_runs_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [make_run(tmp_path / name, name) for name in ("ada", "cls", "flatten")]
+    heads = ["ada", "cls", "flatten"]
+    runs = [make_run(tmp_path / name, name) for name in heads]
     documents = [diagnose_run(run, SETTINGS)[1] for run in runs]
     capsys.readouterr()
     out = tmp_path / "compared"
     paths = compare(documents, str(out))
-    assert [path.name for path in paths] == [
-        "diagnosis.csv",
-        "diagnosis.json",
-        "diagnosis.png",
-    ]
+    names = [f"diagnosis.{kind}" for kind in ("csv", "json", "png")]
+    assert [path.name for path in paths] == names
     content = content_of(paths)
-    assert [row["run"] for row in content["rows"]] == ["ada", "cls", "flatten"]
+    assert [row["run"] for row in content["rows"]] == heads
     assert {row["head"] for row in content["rows"]} == {ALL}
-    assert [entry["run"] for entry in content["runs"]] == ["ada", "cls", "flatten"]
+    assert [entry["run"] for entry in content["runs"]] == heads
     output = capsys.readouterr().out
     assert "not measured: flatten" in output
     assert f"{content['rows'][1]['excess']:.3f}" in output
@@ -616,8 +586,11 @@ def test_a_bound_beyond_the_mean_by_rounding_is_drawn(tmp_path: Path) -> None:
     row = Diagnosis("a", "avg", ALL, heads=1, num_signal=1, num_tokens=3, excess=0.3)
     above = replace(row, excess_low=np.nextafter(0.3, 1), excess_high=0.3)
     below = replace(row, excess_low=0.3, excess_high=np.nextafter(0.3, 0))
-    plot_diagnoses([("a", above), ("b", below), ("c", row)], tmp_path / "p.png", "")
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    gap = Diagnosis("a", "flatten", ALL, missing="no weights")
+    for rows in ([("a", above), ("b", below), ("c", row)], [("flatten", gap)]):
+        plot_diagnoses(rows, tmp_path / "p.png", "a title")
+        assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+        (tmp_path / "p.png").unlink()
 
 
 def test_one_episode_has_no_interval(
@@ -648,36 +621,22 @@ def test_numbers_outlive_a_picture_that_fails(
     assert [path.name for path in compared] == ["diagnosis.csv", "diagnosis.json"]
 
 
-def test_a_picture_of_gaps_alone_is_drawn(tmp_path: Path) -> None:
-    row = Diagnosis("a", "flatten", ALL, missing="no weights")
-    plot_diagnoses([("flatten", row)], tmp_path / "p.png", "a title")
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_the_command_diagnoses_one_run_and_several(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    elsewhere: Path, refused: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    runs = [make_run(tmp_path / name, name) for name in ("ada", "avg")]
+    first, second = (make_run(elsewhere / name, name) for name in ("ada", "avg"))
     options = ["episodes=2", "threads=1"]
-    assert cli.main(["diagnose", str(runs[0].path), "env.num_noise=2", *options]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[-3:] == [
-        str(runs[0].path / "evaluation" / f"diagnosis.{kind}")
-        for kind in ("csv", "json", "png")
-    ]
-    folders = [str(run.path) for run in runs]
-    assert cli.main(["diagnose", *folders, *options, "--out", "table"]) == 0
+    assert cli.main(["diagnose", str(first.path), "env.num_noise=2", *options]) == 0
+    folder = first.path / "evaluation"
+    paths = [str(folder / f"diagnosis.{kind}") for kind in ("csv", "json", "png")]
+    assert capsys.readouterr().out.splitlines()[-3:] == paths
+    command = ["diagnose", str(first.path), str(second.path), *options]
+    assert cli.main([*command, "--out", "table"]) == 0
     assert "table/diagnosis.png" in capsys.readouterr().out
-    assert cli.main(["diagnose", *folders, *options, "--out", "table"]) == 2
-    assert "table exists; choose another --out" in capsys.readouterr().err
-    assert len(list((runs[1].path / "evaluation").iterdir())) == 3
-    bare = str(runs[1].policy_dir)
-    assert (
-        cli.main(["diagnose", bare, "env=simple_centroid", *options, "--out", "b"]) == 0
-    )
+    assert "table exists; choose another --out" in refused(*command, "--out", "table")
+    assert len(list((second.path / "evaluation").iterdir())) == 3
+    words = ["env=simple_centroid", *options, "--out", "b"]
+    assert cli.main(["diagnose", str(second.policy_dir), *words]) == 0
     assert Path("b/evaluation/diagnosis.json").is_file()
 
 
@@ -690,26 +649,16 @@ def test_the_command_diagnoses_one_run_and_several(
     ],
 )
 def test_runs_of_different_tasks_are_refused_before_anything_is_played(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    change: dict[str, Any],
-    expected: str,
+    tmp_path: Path, refused: Any, change: dict[str, Any], expected: str
 ) -> None:
     env = {**ENV, "reward_scale": 1.0}
-    first, second = (
-        Run.create(tmp_path / name, {"env": config, "seed": 5})
-        for name, config in (("one", env), ("other", {**env, **change}))
-    )
-    for run in (first, second):
+    for name, config in (("one", env), ("other", {**env, **change})):
+        run = Run.create(tmp_path / name, {"env": config, "seed": 5})
         save_policies({"one": policy("avg")}, {"agent": "one"}, run.policy_dir)
-    out = tmp_path / "out"
-    paths = [str(first.path), str(second.path)]
-    assert cli.main(["diagnose", *paths, "--out", str(out)]) == 2
-    error = capsys.readouterr().err
-    assert expected in error
-    assert error.count("\n") == 1
-    assert not out.exists()
-    assert not any((run.path / "evaluation").exists() for run in (first, second))
+    paths = [str(tmp_path / name) for name in ("one", "other", "out")]
+    assert expected in refused("diagnose", *paths[:2], "--out", paths[2])
+    assert not Path(paths[2]).exists()
+    assert not list(tmp_path.glob("*/evaluation"))
 
 
 @pytest.mark.parametrize(
@@ -722,28 +671,18 @@ def test_runs_of_different_tasks_are_refused_before_anything_is_played(
     ],
 )
 def test_bad_settings_are_one_line_and_write_nothing(
-    run: Run, capsys: pytest.CaptureFixture[str], change: str, message: str
+    run: Run, refused: Any, change: str, message: str
 ) -> None:
-    assert cli.main(["diagnose", str(run.path), change]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in refused("diagnose", str(run.path), change)
     assert not (run.path / "evaluation").exists()
 
 
-def test_an_env_without_signal_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    env = {"name": "helpers.farm:FoxAndHens"}
-    policies = {
-        name: make_policy(group.tokens, group.action_space, pooling="avg", seed=1)
-        for name, group in FoxAndHens(1).groups.items()
-    }
-    run = Run.create(tmp_path / "run", {"env": env, "seed": 0})
+def test_an_env_without_signal_is_one_line(tmp_path: Path, refused: Any) -> None:
+    name = "helpers.farm:FoxAndHens"
+    policies = policies_of(FoxAndHens(1))
+    run = Run.create(tmp_path / "run", {"env": {"name": name}, "seed": 0})
     save_policies(policies, {name: name for name in policies}, run.policy_dir)
-    arguments = ["diagnose", str(run.path), "--plugin", "helpers.farm:FoxAndHens"]
-    assert cli.main(arguments) == 2
-    assert capsys.readouterr().err == (
+    assert refused("diagnose", str(run.path), "--plugin", name) == (
         "marl-pool: FoxAndHens does not define the signal tokens of 'fox': it has no "
         "signal_types\n"
     )

@@ -13,13 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.image_files import (
-    cifar_contents,
-    idx,
-    write_cifar,
-    write_mnist,
-)
+from helpers.image_files import cifar_contents, idx, write_cifar, write_mnist
 from helpers.shared_data import shared_data
+from helpers.tables import yaml_cases
 from marl_pool.cli.main import main
 from marl_pool.config import compose
 from marl_pool.pooling import pooling_names
@@ -27,20 +23,8 @@ from marl_pool.tokens import Tokens
 from marl_pool.training.supervised.fit import make_task
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.utils.errors import InputError
-from marl_pool_studies.image_files import (
-    ARCHIVES,
-    Source,
-    fetch,
-    read_cifar,
-    read_idx,
-)
-from marl_pool_studies.images import (
-    IDX_NAMES,
-    SOURCES,
-    load_images,
-    patches,
-    resize,
-)
+from marl_pool_studies.image_files import ARCHIVES, Source, fetch, read_cifar, read_idx
+from marl_pool_studies.images import IDX_NAMES, SOURCES, load_images, patches, resize
 
 # IDX
 
@@ -308,9 +292,7 @@ def test_heads_share_their_base_weights(tmp_path):
 def test_every_head_learns_from_images(tmp_path, pooling):
     task = task_of(
         tmp_path,
-        "scale=tiny",
-        f"pooling={pooling}",
-        "task.num_samples=40",
+        *("scale=tiny", f"pooling={pooling}", "task.num_samples=40"),
         "task.num_test=10",
     )
     network = task.make_network(0)
@@ -347,18 +329,7 @@ def test_images_from_the_command_line(tmp_path, capsys, pooling):
     assert results["scale"] == "tiny"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["task.patch=5"], "task.patch: expected a divisor of task.size = 32, got 5"),
-        (["task.num_samples=41"], "task.num_samples: expected at most 40"),
-        (["pooling=none"], "pooling: expected one with task=images, got none"),
-        (["encoder=none"], "encoder: expected one with task=images, got none"),
-        (["task.dataset=imagenet"], "task.dataset"),
-        (["task.dataset=cifar10"], "lacks cifar-10-binary.tar.gz"),
-        (["data_dir=null"], "data_dir: expected the folder with the files of fashion"),
-    ],
-)
+@yaml_cases("overrides, message")
 def test_bad_input_is_one_line(tmp_path, capsys, overrides, message):
     write_mnist(tmp_path / "data")
     base = ["task=images", f"data_dir='{tmp_path / 'data'}'"]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from helpers.tables import yaml_cases
 from helpers.tasks import build_task
 from marl_pool.files.atomic import locked
 from marl_pool.utils.errors import InputError
@@ -407,18 +408,7 @@ def test_all_heads_begin_with_the_same_encoder() -> None:
     assert any(not torch.equal(reseeded[name], states[0][name]) for name in reseeded)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"k": 7}, r"task.k: .* in \[1, task.num_vectors = 6\], got 7"),
-        ({"k": 0}, r"task.k: .*, got 0"),
-        ({"num_vectors": 1}, "task.num_vectors: expected an integer >= 2, got 1"),
-        ({"target": "median"}, "task.target: expected nearest, min, max or mean"),
-        ({"num_test": 40}, "task.num_test: expected less than .* = 40, got 40"),
-        ({"pooling": None}, "pooling: expected one with task=knn_centroid, got none"),
-        ({"encoder": None}, "encoder: expected one with task=knn_centroid, got none"),
-    ],
-)
+@yaml_cases("options, message")
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         task(**options)

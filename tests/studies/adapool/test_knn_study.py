@@ -79,11 +79,7 @@ def test_table_and_picture(run: Run, tmp_path: Path) -> None:
     [("nearest", 32, True), ("nearest", 20, False), ("max", 128, False)],
 )
 def test_it_says_that_the_published_class_token_is_blind(
-    run: Run,
-    tmp_path: Path,
-    target: str,
-    num_vectors: int,
-    warns: bool,
+    run: Run, tmp_path: Path, target: str, num_vectors: int, warns: bool
 ) -> None:
     size: dict[str, Any] = {"target": target, "num_vectors": num_vectors}
     write(tmp_path, 0, {"name": "cls"}, k=1, mean=0.07, **size)

@@ -207,9 +207,7 @@ def test_without_noise_or_signal_the_terms_of_it_are_dropped() -> None:
 
 
 @given(scored_sets())
-def test_the_distance_is_margin_and_widths(
-    case: tuple[Tensor, Tensor, Tensor],
-) -> None:
+def test_the_distance_is_margin_and_widths(case: tuple[Tensor, Tensor, Tensor]) -> None:
     neighborhood = theory.neighborhoods(*case)
     total = neighborhood.margin + neighborhood.signal_width + neighborhood.noise_width
     torch.testing.assert_close(neighborhood.distance, total, equal_nan=True)

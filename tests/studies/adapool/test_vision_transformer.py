@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from helpers.image_files import cifar_contents, write_cifar
 from helpers.paths import GOLDEN_FILES
 from helpers.shared_data import shared_data
+from helpers.tables import yaml_cases
 from marl_pool.config import compose
 from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.pooling import make_pooling, pooling_names
@@ -48,13 +49,9 @@ from marl_pool_studies.images import (
 ARCHIVE = SOURCES["cifar10"][0].name
 GOLDEN = GOLDEN_FILES / "vision_transformer.json"
 PUBLISHED = VisionOptions(
-    dropout=0.1,
-    attention_dropout=0.1,
-    embedding_dropout=0.1,
-    patch_norms=True,
-    classifier_norm=True,
+    **dict.fromkeys(("dropout", "attention_dropout", "embedding_dropout"), 0.1),
+    **dict.fromkeys(("patch_norms", "classifier_norm", "scale_residual_init"), True),
     position_std=1.0,
-    scale_residual_init=True,
     class_token_init="uniform",
 )
 HEADS: dict[str, dict[str, Any]] = {
@@ -79,16 +76,12 @@ def tiny_network(
 ) -> VisionTransformer:
     """Two layers of width 16 on images of four by four patches of two by two pixels."""
     part = {"name": "transformer", "dim": 16, "num_layers": 2, "num_heads": 4}
+    part |= {"dim_ff": 64, "final_norm": True, **encoder}
     pooling = {"num_heads": 4, **head} if head["name"] == "ada" else head
-    return VisionTransformer(
-        spec_of(16, 12),
-        10,
-        encoder={**part, "dim_ff": 64, "final_norm": True, **encoder},
-        pooling=pooling,
-        options=options,
-        normalization=NORMALIZATION["cifar10"],
-        seed=0,
-    )
+    parts = {"encoder": part, "pooling": pooling, "options": options}
+    normalization = NORMALIZATION["cifar10"]
+    spec = spec_of(16, 12)
+    return VisionTransformer(spec, 10, **parts, normalization=normalization, seed=0)
 
 
 def tiny_images() -> Tensor:
@@ -216,21 +209,16 @@ def test_table_1_compares_place_and_residual_of_the_query_at_once():
     assert published == pytest.approx(by_residual, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("missing", "encoder"),
-    [
-        ({"patch_norms": False}, {}),
-        ({"classifier_norm": False}, {}),
-        ({}, {"final_norm": False}),
-    ],
-)
+@pytest.mark.parametrize("norm", ["patch_norms", "classifier_norm", "final_norm"])
 @pytest.mark.usefixtures("in_float64")
-def test_each_norm_has_a_part_in_the_logits(missing, encoder):
+def test_each_norm_has_a_part_in_the_logits(norm):
     whole = tiny_network(HEADS["avg"]).eval()
-    lacking = tiny_network(HEADS["avg"], replace(PUBLISHED, **missing), **encoder)
-    lacking.load_state_dict(
-        {k: v for k, v in whole.state_dict().items() if k in lacking.state_dict()}
-    )
+    if norm == "final_norm":
+        lacking = tiny_network(HEADS["avg"], final_norm=False)
+    else:
+        lacking = tiny_network(HEADS["avg"], replace(PUBLISHED, **{norm: False}))
+    names = lacking.state_dict().keys()
+    lacking.load_state_dict({k: v for k, v in whole.state_dict().items() if k in names})
     cut = patches(tiny_images(), 2)
     assert not whole(cut).allclose(lacking.eval()(cut), atol=1e-3)
 
@@ -255,17 +243,17 @@ def of_paper(*overrides: str) -> VisionTransformer:
     [
         # Counted once on the published network, without the parameters that it has and
         # never uses: 512 of a second class token, and with ClsToken an attention.
-        (["pooling=avg"], 18_968_170),
-        (["pooling=max"], 18_968_170),
-        (["pooling=cls"], 18_968_682),
-        (["pooling=ada", "pooling.query=[0]"], 20_016_746),
-        (["pooling=ada", "pooling.query=[27,28,35,36]"], 20_016_746),
-        (["pooling=ada", "pooling.query=mean"], 20_016_746),
+        ("pooling=avg", 18_968_170),
+        ("pooling=max", 18_968_170),
+        ("pooling=cls", 18_968_682),
+        ("pooling=ada pooling.query=[0]", 20_016_746),
+        ("pooling=ada pooling.query=[27,28,35,36]", 20_016_746),
+        ("pooling=ada pooling.query=mean", 20_016_746),
     ],
 )
 def test_the_paper_has_as_many_parameters(head, parameters):
     with torch.device("meta"):  # nothing is drawn: only shapes matter
-        network = of_paper(*head)
+        network = of_paper(*head.split())
     assert sum(parameter.numel() for parameter in network.parameters()) == parameters
 
 
@@ -303,15 +291,11 @@ def test_options_of_initial_weights_leave_the_others_alone():
 
 
 def test_other_encoders_have_no_ends_to_scale():
+    parts = {"encoder": {"name": "swarm", "dim": 16}, "pooling": {"name": "ada"}}
     for scaled in (False, True):
         options = replace(PUBLISHED, scale_residual_init=scaled)
         network = VisionTransformer(
-            spec_of(16, 12),
-            10,
-            encoder={"name": "swarm", "dim": 16},
-            pooling={"name": "ada"},
-            options=options,
-            seed=0,
+            spec_of(16, 12), 10, **parts, options=options, seed=0
         )
         std = network.pooled.pooling.attention.to_out.weight.std().item()
         assert std == pytest.approx(0.02, rel=0.2)
@@ -371,9 +355,8 @@ def test_attention_drops_weights_and_results():
 
 
 def test_dropout_of_attention_leaves_the_residual():
-    head = make_pooling(
-        "ada", dim=8, query=[0], residual=True, attention_dropout=0.999999
-    )
+    options = {"residual": True, "attention_dropout": 0.999999}
+    head = make_pooling("ada", dim=8, query=[0], **options)
     x = torch.randn(3, 5, 8)
     assert head(x).equal(x[:, 0])
     assert not head.eval()(x).allclose(x[:, 0])
@@ -384,25 +367,17 @@ def test_narrow_and_wide_attention_drop(dim):
     attention = MultiHeadAttention(dim, 8, dropout=0.5)
     x = torch.randn(4, 6, dim)
     assert not attention(x, x).equal(attention(x, x))
-
-
-def test_dropout_out_of_range_is_refused():
     with pytest.raises(InputError, match=r"attention_dropout: .* got 1.0"):
-        MultiHeadAttention(8, dropout=1.0)
+        MultiHeadAttention(dim, dropout=1.0)
 
 
 @pytest.mark.parametrize("pooling", pooling_names())
 def test_every_head_learns_with_the_papers_options(pooling):
     torch.manual_seed(0)
     network = tiny_network({"name": pooling})
-    nn.functional.cross_entropy(
-        network(patches(tiny_images(), 2)), torch.tensor([1, 2])
-    ).backward()
-    grads = [
-        parameter.grad
-        for parameter in network.parameters()
-        if parameter.grad is not None
-    ]
+    scores = network(patches(tiny_images(), 2))
+    nn.functional.cross_entropy(scores, torch.tensor([1, 2])).backward()
+    grads = [part.grad for part in network.parameters() if part.grad is not None]
     assert all(grad.isfinite().all() for grad in grads)
     assert network.pooled.embedding.project.weight.grad.abs().max() > 0
 
@@ -420,11 +395,8 @@ def test_every_head_learns_with_the_papers_options(pooling):
 )
 def test_cifar_is_normalized_by_the_published_constants(dataset, mean, std):
     assert NORMALIZATION[dataset] == Normalization(mean, std)
-    task = make_task(
-        FitConfig.from_plain(
-            image_config("scale=paper", f"task.dataset={dataset}", "pooling=avg")
-        )
-    )
+    words = ("scale=paper", f"task.dataset={dataset}", "pooling=avg")
+    task = make_task(FitConfig.from_plain(image_config(*words)))
     assert isinstance(task, ImageClassification)
     assert task.normalization == (mean, std)
 
@@ -493,10 +465,8 @@ def test_crops_are_uniform_over_their_places():
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 0.5, 1.0]))
 def test_a_flip_mirrors_left_and_right(seed, probability):
     images = torch.arange(4 * 3 * 5 * 2).view(4, 3, 5, 2).to(torch.uint8)
-    generator = torch.Generator().manual_seed(seed)
-    for flipped, image in zip(
-        random_flips(images, probability, generator), images, strict=True
-    ):
+    flips = random_flips(images, probability, torch.Generator().manual_seed(seed))
+    for flipped, image in zip(flips, images, strict=True):
         is_same, is_flipped = flipped.equal(image), flipped.equal(image.flip(1))
         assert is_same or is_flipped
         assert is_flipped or probability < 1
@@ -516,13 +486,8 @@ def test_flips_are_as_frequent_as_asked_for(probability):
 def cifar_task(folder: Path, *overrides: str) -> ImageClassification:
     """The tiny task on fifteen images in the form of CIFAR-10."""
     write_cifar(folder / ARCHIVE, "cifar10", cifar_contents("cifar10"))
-    task = make_task(
-        FitConfig.from_plain(
-            compose(
-                "fit", [*AUGMENTED, f"data_dir='{folder}'", "pooling=avg", *overrides]
-            )
-        )
-    )
+    words = [*AUGMENTED, f"data_dir='{folder}'", "pooling=avg", *overrides]
+    task = make_task(FitConfig.from_plain(compose("fit", words)))
     assert isinstance(task, ImageClassification)
     task.prepare(folder)
     return task
@@ -549,14 +514,11 @@ class Recorder(nn.Module):
 
 
 def network_input(
-    task: ImageClassification,
-    rows: Tensor,
-    *,
-    training: bool,
-    seed: int = 0,
-    split: Split = "train",
+    task: ImageClassification, training: bool, seed: int = 0, split: Split = "train"
 ) -> Tensor:
+    """What a network is shown of the 15 training images, or of the 3 for tests."""
     recorder = Recorder().train(training)
+    rows = torch.arange(15 if split == "train" else 3)
     generator = torch.Generator().manual_seed(seed)
     task.evaluate(recorder, task.batch(split, rows), generator)
     assert recorder.patches is not None
@@ -564,18 +526,18 @@ def network_input(
 
 
 def test_only_a_network_that_learns_is_shown_crops_and_flips(tmp_path):
-    task, rows = cifar_task(tmp_path), torch.arange(15)
-    plain = patches(task.batch("train", rows)["images"], task.patch)
-    assert network_input(task, rows, training=False).equal(plain)
-    augmented = network_input(task, rows, training=True)
+    task = cifar_task(tmp_path)
+    plain = patches(task.batch("train", torch.arange(15))["images"], task.patch)
+    assert network_input(task, training=False).equal(plain)
+    augmented = network_input(task, training=True)
     assert not augmented.equal(plain)
-    assert augmented.equal(network_input(task, rows, training=True))
-    assert not augmented.equal(network_input(task, rows, training=True, seed=1))
-    tested = network_input(task, torch.arange(3), training=False, split="test")
+    assert augmented.equal(network_input(task, training=True))
+    assert not augmented.equal(network_input(task, training=True, seed=1))
+    tested = network_input(task, training=False, split="test")
     images = load_images("cifar10", tmp_path).test
     assert tested.equal(patches(images, task.patch))
     without = cifar_task(tmp_path, "task.crop_padding=0", "task.flip_probability=0")
-    assert network_input(without, rows, training=True).equal(plain)
+    assert network_input(without, training=True).equal(plain)
 
 
 def test_a_resumed_run_goes_on_with_the_same_crops(tmp_path):
@@ -614,18 +576,7 @@ def test_the_stream_is_the_epochs_own():
     assert not random_crops(images, 4, first).equal(random_crops(images, 4, second))
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("task.crop_padding=33", "task.crop_padding: expected at most task.size = 32"),
-        ("task.crop_padding=-1", "task.crop_padding: .* got -1"),
-        ("task.flip_probability=1.5", "task.flip_probability: .* got 1.5"),
-        ("task.attention_dropout=1", "task.attention_dropout: .* got 1"),
-        ("task.position_std=0", "task.position_std: .* got 0"),
-        ("task.class_token_init=zero", "task.class_token_init: .* got .?zero"),
-        ("encoder.final_norm=3", "encoder.final_norm: .* got 3"),
-    ],
-)
+@yaml_cases("override, message")
 def test_bad_options_are_refused(override, message):
     with pytest.raises(InputError, match=message):
         make_task(FitConfig.from_plain(image_config("pooling=avg", override)))

@@ -16,7 +16,9 @@ from sklearn.linear_model import LinearRegression
 from torch import Tensor
 
 from helpers.evaluated import evaluate
+from helpers.tables import yaml_cases
 from marl_pool import pretrained
+from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
@@ -79,15 +81,8 @@ def returns(policy: Policy, perturbation: Any = None, **options: Any) -> np.ndar
 
 def token_policy() -> SpecifiedPolicy:
     group = cartpole(1).groups["agent"]
-    return make_policy(
-        group.tokens,
-        group.action_space,
-        pooling=NEURON,
-        encoder="identity",
-        init_std=0.2,
-        trunk="separate",
-        seed=1,
-    )
+    options = {"encoder": "identity", "init_std": 0.2, "trunk": "separate", "seed": 1}
+    return make_policy(group.tokens, group.action_space, pooling=NEURON, **options)
 
 
 def population() -> Policy:
@@ -203,15 +198,12 @@ def test_an_attention_neuron_has_every_row_that_cartpole_knows(tmp_path: Path) -
         "perturbation.scope: expected token, since these tokens show a single frame, "
         "got frame"
     )
+    pictures = ("checkers", "clouds", "stripes", "sunset")
     assert gaps == {
         **{f"shuffle every={n} scope=frame": one_frame for n in published.PERIODS},
         "without sticky actions": "env cartpole has no sticky_actions",
         "sticky actions": "env cartpole has no sticky_actions",
-        **dict.fromkeys(
-            (f"background {kind}" for kind in ("checkers", "clouds", "stripes")),
-            "env cartpole has no background",
-        ),
-        "background sunset": "env cartpole has no background",
+        **{f"background {name}": "env cartpole has no background" for name in pictures},
     }
     assert rows["shuffle"]["drop"] == pytest.approx(0, abs=1e-4)
     doubled, clean = rows["two of each channel"], rows["clean"]
@@ -219,25 +211,20 @@ def test_an_attention_neuron_has_every_row_that_cartpole_knows(tmp_path: Path) -
     assert doubled["drop"] is None  # another env is another task
     assert rows["shuffle every=25"]["drop"] != 0
     assert {f"occlude {share}" for share in (0.2, 0.4, 0.6, 0.8)} <= set(rows)
-    assert rows["five noise channels"]["transfer_env"] == {
-        "duplicates": 1,
-        "noise_channels": 5,
-    }
+    noisy = {"duplicates": 1, "noise_channels": 5}
+    assert rows["five noise channels"]["transfer_env"] == noisy
     # Episodes of 40 steps are another task than the paper's.
     assert not (tmp_path / "run/evaluation/published.csv").exists()
 
 
-def test_what_a_feed_forward_agent_cannot_do_is_a_gap(tmp_path: Path) -> None:
+def test_what_a_policy_cannot_do_is_a_gap(tmp_path: Path) -> None:
     rows = rows_of(evaluate(make_run(tmp_path / "run", feed_forward()), suite()))
     for name in ("two of each channel", "five noise channels"):
         assert "at most 5 tokens, got 10" in rows[name]["missing"]
     assert rows["shuffle"]["drop"] != 0
-
-
-def test_a_misfit_of_another_env_is_a_gap(tmp_path: Path) -> None:
     frames = {"label": "frames", "env": {"num_frames": 2}, "rescale_codes": False}
     settings = suite(transfer=[frames], perturbations=[])
-    rows = rows_of(evaluate(make_run(tmp_path / "run", sensory()), settings))
+    rows = rows_of(evaluate(make_run(tmp_path / "sensory", sensory()), settings))
     assert "expected num_features = 2, got 1" in rows["frames"]["missing"]
 
 
@@ -269,23 +256,20 @@ def test_numbers_are_compared_where_the_task_is_the_papers(
 
 
 def test_published_rows_are_those_of_the_plain_trained_policy() -> None:
-    def row(policy: str, name: str, severity: float, stochastic: bool) -> Result:
-        return Result("agent", policy, stochastic, name, name, severity, episodes=2)
-
-    conditions = [
-        ("trained", CLEAN, 0.0, False),
-        ("trained", "shuffle", 1.0, False),
-        ("trained", "shuffle", 0.5, False),
-        ("trained", CLEAN, 0.0, True),
-        ("random", CLEAN, 0.0, False),
+    results = [
+        Result("agent", policy, stochastic, name, name, severity, episodes=2)
+        for policy, name, severity, stochastic in (
+            ("trained", CLEAN, 0.0, False),
+            ("trained", "shuffle", 1.0, False),
+            ("trained", "shuffle", 0.5, False),
+            ("trained", CLEAN, 0.0, True),
+            ("random", CLEAN, 0.0, False),
+        )
     ]
-    results = [row(*condition) for condition in conditions]
     policies = {"agent": sensory()}
     rows = published.published_rows(results, policies, {"name": "cartpole"})
-    assert [(r.label, r.published, r.published_std) for r in rows] == [
-        (CLEAN, 472, 426),
-        ("shuffle", 471, 426),
-    ]
+    numbers = [(r.label, r.published, r.published_std) for r in rows]
+    assert numbers == [(CLEAN, 472, 426), ("shuffle", 471, 426)]
     lacking = [replace(results[0], missing="a reason")]
     assert not published.published_rows(lacking, policies, {"name": "cartpole"})
 
@@ -301,11 +285,9 @@ def test_published_numbers_are_printed_and_written_beside_the_results(
     assert paths[-1] == run.path / "evaluation/published.csv"
     with paths[-1].open(newline="") as file:
         lines = list(csv.DictReader(file))
+    numbers = [(line["label"], line["published"]) for line in lines]
+    assert numbers == [("clean", "472"), ("shuffle", "471")]
     measured = rows_of(paths)
-    assert [(line["label"], line["published"]) for line in lines] == [
-        ("clean", "472"),
-        ("shuffle", "471"),
-    ]
     assert all(float(line["mean"]) == measured[line["label"]]["mean"] for line in lines)
 
 
@@ -325,17 +307,13 @@ def test_a_changed_env_is_recorded(tmp_path: Path) -> None:
 
 
 def test_an_env_that_the_policy_cannot_see_is_refused(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", sensory())
-    with pytest.raises(InputError, match="expected num_features = 2, got 1"):
-        evaluate(run, suite(env={**ENV, "num_frames": 2}))
-    with pytest.raises(InputError, match="at most 5 tokens, got 10"):
-        evaluate(
-            make_run(tmp_path / "fixed", feed_forward()),
-            suite(env={**ENV, "duplicates": 2}, perturbations=[], transfer=[]),
-        )
-
-
-def test_actions_of_another_kind_are_a_misfit() -> None:
+    for policy, change, message in (
+        (sensory(), {"num_frames": 2}, "expected num_features = 2, got 1"),
+        (feed_forward(), {"duplicates": 2}, "at most 5 tokens, got 10"),
+    ):
+        run = make_run(tmp_path / type(policy).__name__, policy)
+        with pytest.raises(InputError, match=message):
+            evaluate(run, suite(env={**ENV, **change}, perturbations=[], transfer=[]))
     env = make_batched_env("simple_centroid", num_envs=1)
     assert misfit({"agent": sensory()}, cartpole(1).groups) == ""
     assert "'agent': expected num_features" in misfit({"agent": sensory()}, env.groups)
@@ -398,35 +376,26 @@ def test_an_embedding_is_the_same_each_time() -> None:
 def test_analyses_of_cartpole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = suite(
-        perturbations=[],
-        transfer=[],
-        analyses=["regression", "latents", "codes", "patches"],
-        env={**ENV, "start_speed": 0.5},
-    )
-    paths = evaluate(make_run(tmp_path / "run", sensory()), settings)
-    outputs = paths[4:]
-    names = [path.name for path in outputs]
-    assert names == ["regression.csv", "latents.png", "codes.png"]
-    assert (
-        outputs[0].read_text().startswith("explained,name,r_squared,published\ninput,")
-    )
-    assert all(cv2.imread(str(path)) is not None for path in outputs[1:])
+    analyses = ["regression", "latents", "codes", "patches"]
+    env = {**ENV, "start_speed": 0.5}
+    settings = suite(perturbations=[], transfer=[], analyses=analyses, env=env)
+    table, *pictures = evaluate(make_run(tmp_path / "run", sensory()), settings)[4:]
+    assert table.name == "regression.csv"
+    assert table.read_text().startswith("explained,name,r_squared,published\ninput,")
+    assert [path.name for path in pictures] == ["latents.png", "codes.png"]
+    assert all(cv2.imread(str(path)) is not None for path in pictures)
     out = capsys.readouterr().out
     assert "not made: patches: expected patches of a picture" in out
 
 
 def test_an_analysis_that_cannot_be_made_says_why(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def analyse(target: EvaluationTarget, *names: str) -> list[Path]:
         settings = EvaluateSettings(episodes=2, analyses=list(names))
         results = EvaluationResults([], np.zeros((0, 2)), [])
-        return analyse_run(
-            EvaluatedRun(target, [], results, Files(tmp_path), []), settings
-        )
+        run = EvaluatedRun(target, [], results, Files(tmp_path), [])
+        return analyse_run(run, settings)
 
     subject = subject_of(tmp_path / "fixed", feed_forward())
     assert analyse(subject, "regression", "latents", "codes") == []
@@ -434,8 +403,7 @@ def test_an_analysis_that_cannot_be_made_says_why(
     assert out.count("expected a sensory layer, which FeedForward has not") == 3
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    subject = subject_of(tmp_path / "run", sensory())
-    assert analyse(subject, "codes") == []
+    assert analyse(subject_of(tmp_path / "run", sensory()), "codes") == []
     out = capsys.readouterr().out
     assert "not made: codes: " in out
     assert 'pip install "marl-pool[analysis]"' in out
@@ -444,44 +412,33 @@ def test_an_analysis_that_cannot_be_made_says_why(
 @pytest.mark.parametrize("patch", [6, 12])
 def test_patches_are_outlined_where_they_are(patch: int) -> None:
     pytest.importorskip("ale_py")
-    env = make_batched_env("pong", num_envs=1, patch=patch)
+    env: Any = make_batched_env("pong", num_envs=1, patch=patch)
     assert env.patch_grid == PatchGrid(84, patch, patch)
-    row, column = 3, 5
-    screens = torch.zeros_like(env.screens)  # type: ignore[attr-defined]
-    screens[0, -1, row * patch :, column * patch :][:patch, :patch] = 255
-    env.screens = screens  # type: ignore[attr-defined]
+    row, column, side = 3, 5, 4 * patch
+    env.screens = torch.zeros_like(env.screens)
+    env.screens[0, -1, row * patch :, column * patch :][:patch, :patch] = 255
     weights = env.observe()["agent"].features[0, 0].float().mean(-1)
-    size = 84 * 4
-    image = outline_top(np.zeros((size, size, 3), np.uint8), env, weights, 1)
+    image = outline_top(np.zeros((84 * 4, 84 * 4, 3), np.uint8), env, weights, 1)
     outline = (image == OUTLINE).all(-1)
     ys, xs = outline.nonzero()
-    side = 4 * patch
     assert (ys.min(), xs.min()) == (row * side, column * side)
     assert (ys.max(), xs.max()) == (row * side + side - 1, column * side + side - 1)
-    assert not outline[
-        row * side + 3 : row * side + side - 3, xs.mean().astype(int)
-    ].any()
+    inside = slice(row * side + 3, row * side + side - 3)
+    assert not outline[inside, xs.mean().astype(int)].any()
 
 
 def test_overlapping_patches_have_their_corners() -> None:
     grid = PatchGrid(96, 7, 4)
-    assert [grid.corner(token) for token in (0, 1, 22, 23)] == [
-        (0, 0),
-        (4, 0),
-        (88, 0),
-        (0, 4),
-    ]
+    corners = [grid.corner(token) for token in (0, 1, 22, 23)]
+    assert corners == [(0, 0), (4, 0), (88, 0), (0, 4)]
 
 
 # Policies without a run, by the command
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+def command(elsewhere: Path, capsys: Any) -> Any:
     """Run a command in an empty folder; return its status and the lines it printed."""
-    from marl_pool.cli import main as cli
-
-    monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[int, list[str]]:
         status = cli.main(arguments)
@@ -521,16 +478,15 @@ def test_its_env_can_be_changed_and_its_folder_has_a_name(command: Any) -> None:
     (folder,) = Path("evaluations").iterdir()
     assert folder.name.endswith("-mine")
     content = json.loads((folder / "evaluation/results.json").read_text())
-    assert content["changed"] == {"noise_channels": 2}
-    assert content["env"]["noise_channels"] == 2
+    changes = {"noise_channels": 2}
+    assert (content["changed"], content["env"]) == (changes, content["env"] | changes)
 
 
 def test_a_policy_that_names_no_env_and_no_group(command: Any) -> None:
     save_policy(sensory(), "alone")
-    status, lines = command("evaluate", "alone", *QUICK)
+    status, (line,) = command("evaluate", "alone", *QUICK)
     assert status == 2
-    assert len(lines) == 1
-    assert "alone names no environment: expected env=NAME" in lines[0]
+    assert "alone names no environment: expected env=NAME" in line
     assert command("evaluate", "alone", "env.duplicates=2")[0] == 2
     assert not Path("evaluations").exists()
     keys = ("env=cartpole", "env.max_steps=10", "--out", "results")
@@ -541,28 +497,23 @@ def test_a_policy_that_names_no_env_and_no_group(command: Any) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (("env=simple_centroid",), "expected num_features = 4, got 1"),
-        (("env=cartpole", "env.duplicates=0"), "env.duplicates: expected an integer"),
-        (("env=cartpole", "env.speed=1"), "env.speed: unknown key 'speed'"),
-        (("env=cartpole", "device=cuda:77"), "device: expected one that is available"),
+        ("env=simple_centroid", "expected num_features = 4, got 1"),
+        ("env=cartpole env.duplicates=0", "env.duplicates: expected an integer"),
+        ("env=cartpole env.speed=1", "env.speed: unknown key 'speed'"),
+        ("env=cartpole device=cuda:77", "device: expected one that is available"),
     ],
 )
-def test_what_is_refused_leaves_nothing(
-    command: Any, keys: tuple[str, ...], message: str
-) -> None:
+@pytest.mark.usefixtures("elsewhere")
+def test_what_is_refused_leaves_nothing(refused: Any, keys: str, message: str) -> None:
     save_policy(sensory(), "alone")
-    status, lines = command("evaluate", "alone", *QUICK, *keys, "--out", "results")
-    assert status == 2
-    assert len(lines) == 1
-    assert message in lines[0]
+    words = (*QUICK, *keys.split(), "--out", "results")
+    assert message in refused("evaluate", "alone", *words)
     assert not Path("results").exists()
 
 
 def test_a_runs_results_are_its_own_or_written_elsewhere(
     command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from marl_pool.cli import main as cli
-
     make_run(tmp_path / "run", sensory())
     assert cli.main(["evaluate", "run", *QUICK, "--out", "results"]) == 0
     assert Path("results/results.json").is_file()
@@ -640,31 +591,15 @@ def test_pretrained_policies_are_listed_loaded_and_played(command: Any) -> None:
 
 def test_what_is_shipped_says_its_env_and_fits_it() -> None:
     for name in pretrained.pretrained_names():
-        config = json.loads(
-            (pretrained.pretrained_path(name) / "config.json").read_text()
-        )
-        assert config["env"]["name"]
+        text = (pretrained.pretrained_path(name) / "config.json").read_text()
+        assert json.loads(text)["env"]["name"]
         assert pretrained.pretrained_summary(name)
 
 
 # The configuration
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("transfer=[{env: {duplicates: 2}}]", "transfer[0].label: expected text"),
-        ("transfer=[{label: a, env: 3}]", "transfer[0].env: expected a mapping, got 3"),
-        ("transfer=[{label: a, env: {}, re: 1}]", "transfer[0].re: unknown key 're'"),
-        (
-            "transfer=[{label: a, env: {seed: 1}}]",
-            "transfer[0].env.seed: expected an opt",
-        ),
-        ("analyses=[codez]", "analyses: unknown analysis 'codez': choose from codes"),
-        ("env=cartpol", "Did you mean 'cartpole'?"),
-        ("env=3", "env: expected one of "),
-    ],
-)
+@yaml_cases("override, message")
 def test_wrong_keys_are_refused_in_one_line(override: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         compose("evaluate", [override])
@@ -677,5 +612,5 @@ def test_an_env_may_be_changed_in_part_or_named_whole() -> None:
     assert compose("render", ["env.duplicates=2"])["env"] == {"duplicates": 2}
     whole = compose("evaluate", ["env=cartpole", "env.duplicates=2"])["env"]
     assert (whole["duplicates"], whole["max_steps"]) == (2, 1000)
-    plug_in = compose("evaluate", ["env=marl_pool.envs.cartpole.env:CartPole"])["env"]
-    assert plug_in["name"] == "marl_pool.envs.cartpole.env:CartPole"
+    name = "marl_pool.envs.cartpole.env:CartPole"
+    assert compose("evaluate", [f"env={name}"])["env"]["name"] == name

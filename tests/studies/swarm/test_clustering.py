@@ -259,20 +259,23 @@ def clustering(name: str = "swarm", **options: Any) -> Clustering:
     return Clustering(encoder={"name": name, "dim": 4}, **{**SMALL, **options})
 
 
-@pytest.mark.parametrize("name", ["swarm", "set_linear", "set_transformer", "lstm"])
-def test_a_clusterer_learns(name: str) -> None:
-    task, generator = clustering(name), torch.Generator().manual_seed(0)
-    network = task.make_network(0)
+def trained_losses(task: Any, steps: int = 40) -> list[float]:
+    """The losses of some steps on twenty sets."""
+    network, generator = task.make_network(0), torch.Generator().manual_seed(0)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
-    losses = []
-    for _ in range(40):
-        outcome = task.evaluate(
-            network, task.batch("train", torch.arange(20)), generator
-        )
+    batch, losses = task.batch("train", torch.arange(20)), []
+    for _ in range(steps):
+        outcome = task.evaluate(network, batch, generator)
         optimizer.zero_grad()
         outcome.loss.backward()
         optimizer.step()
         losses.append(outcome.loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("name", ["swarm", "set_linear", "set_transformer", "lstm"])
+def test_a_clusterer_learns(name: str) -> None:
+    losses = trained_losses(clustering(name))
     # The match alone is better than equal probabilities of ten outputs.
     assert losses[0] < math.log(10)
     assert losses[-1] < losses[0] - 0.5
@@ -284,13 +287,11 @@ def test_metrics_are_of_each_set_in_the_order_of_the_batch() -> None:
     whole = task.evaluate(network, task.batch("test", torch.arange(15)), generator)
     assert whole.loss.item() == pytest.approx(float(whole.metrics["loss"].mean()))
     for row in (0, 7, 14):
-        alone = task.evaluate(
-            network, task.batch("test", torch.tensor([row])), generator
-        )
+        batch = task.batch("test", torch.tensor([row]))
+        alone = task.evaluate(network, batch, generator).metrics
         for name, values in whole.metrics.items():
-            assert float(alone.metrics[name]) == pytest.approx(
-                float(values[row]), rel=1e-4
-            )
+            expected = pytest.approx(float(values[row]), rel=1e-4)
+            assert float(alone[name]) == expected
 
 
 def test_test_sets_are_no_training_sets() -> None:
@@ -334,19 +335,13 @@ def test_the_order_spreads_the_loss_of_an_lstm_alone() -> None:
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     task = clustering("lstm", picture_grid=3)
     files = task.finish(task.make_network(0).eval(), tmp_path, torch.Generator())
-    assert [file.name for file in files] == [
-        "clustering.png",
-        "probabilities.png",
-        "orders.png",
-    ]
+    names = ["clustering.png", "probabilities.png", "orders.png"]
+    assert [file.name for file in files] == names
     clusters, probabilities, orders = map(read_picture, files)
     assert all(share_of(color, clusters) > 3e-4 for color in ("C0", "C1"))
     assert share_beside_background(probabilities) > 0.5
     assert share_of("C0", orders) > 1e-3  # medians
     assert share_of("#bcd6e8", orders) > 0.01  # violins, most of them transparent
-
-
-def test_a_matched_output_has_its_clusters_color() -> None:
     colors = output_colors(torch.tensor([3, 0, -1, -1]), 4)
     assert colors.tolist() == [1, 2, 3, 0]
 
@@ -359,16 +354,12 @@ def test_a_matched_output_has_its_clusters_color() -> None:
         ({"entities": (9, 3)}, r"task.entities: expected two .* first, got \[9, 3\]"),
         ({"clusters": (0, 3)}, r"task.clusters: .*, got \[0, 3\]"),
         ({"clusters": (2, 12)}, "task.num_outputs: expected at least 12"),
+        ({"encoder": {"name": "identity"}}, r"encoder.dim: expected a width"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Clustering(**{"encoder": {"name": "swarm"}, **options})
-
-
-def test_points_need_a_width() -> None:
-    with pytest.raises(InputError, match=r"encoder.dim: expected a width"):
-        Clustering(encoder={"name": "identity"}).make_network(0)
+        Clustering(**{"encoder": {"name": "swarm"}, **options}).make_network(0)
 
 
 # Parameters of a mixture
@@ -404,64 +395,44 @@ def test_the_likelihood_is_scipys() -> None:
 def test_the_true_mixture_is_a_baseline() -> None:
     task = mixture(entities=(200, 300))
     mixtures = Mixtures(**task.batch("test", torch.arange(40)))
-    true = Parameters(
-        mixtures.weights.log(), mixtures.means, torch.full_like(mixtures.means, 0.3)
-    )
-    baselines = task.baselines(mixtures._asdict())
+    deviations = torch.full_like(mixtures.means, 0.3)
+    true = Parameters(mixtures.weights.log(), mixtures.means, deviations)
+    true_loss, gaussian_loss = task.baselines(mixtures._asdict()).values()
     expected = -mean_log_likelihood(true, mixtures)
-    torch.testing.assert_close(
-        baselines["true mixture"], expected, rtol=1e-4, atol=1e-4
-    )
-    assert (baselines["one Gaussian"] > baselines["true mixture"]).float().mean() > 0.9
+    torch.testing.assert_close(true_loss, expected, rtol=1e-4, atol=1e-4)
+    assert (gaussian_loss > true_loss).float().mean() > 0.9
     # Of one Gaussian fitted by maximum likelihood it is known: 1 + log(2π σ_x σ_y).
     first = mixtures.points[0][~mixtures.padding[0]]
     fitted = 1 + math.log(2 * math.pi) + first.std(0, correction=0).log().sum()
-    assert float(baselines["one Gaussian"][0]) == pytest.approx(float(fitted), rel=1e-4)
-
-
-def test_one_point_has_a_baseline() -> None:
-    task = mixture(entities=(1, 1))
-    baselines = task.baselines(task.batch("test", torch.arange(5)))
+    assert float(gaussian_loss[0]) == pytest.approx(float(fitted), rel=1e-4)
+    single = mixture(entities=(1, 1))
+    baselines = single.baselines(single.batch("test", torch.arange(5)))
     assert all(values.isfinite().all() for values in baselines.values())
 
 
 @pytest.mark.parametrize("pooling", ["avg", "pma", "cls"])
 def test_a_mixture_is_estimated_better_with_training(pooling: str) -> None:
-    task, generator = mixture(pooling), torch.Generator()
-    network = task.make_network(0)
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
-    batch = task.batch("train", torch.arange(30))
-    losses = []
-    for _ in range(40):
-        outcome = task.evaluate(network, batch, generator)
-        optimizer.zero_grad()
-        outcome.loss.backward()
-        optimizer.step()
-        losses.append(outcome.loss.item())
+    task = mixture(pooling)
+    losses = trained_losses(task)
     assert losses[-1] < losses[0] - 0.5
-    assert torch.equal(outcome.metrics["log_likelihood"], -outcome.metrics["loss"])
+    batch = task.batch("test", torch.arange(5))
+    metrics = task.evaluate(task.make_network(0), batch, torch.Generator()).metrics
+    assert torch.equal(metrics["log_likelihood"], -metrics["loss"])
 
 
 def test_heads_share_the_base() -> None:
     base, variant = (mixture(name).make_network(3) for name in ("avg", "pma"))
-    base_state = {**base.encoder.state_dict(), **base.embedding.state_dict()}
-    variant_state = {**variant.encoder.state_dict(), **variant.embedding.state_dict()}
-    assert all(
-        torch.equal(base_state[name], variant_state[name]) for name in base_state
-    )
-
-
-def test_a_mixture_needs_a_head() -> None:
-    with pytest.raises(
-        InputError, match="pooling: expected one with task=mixture, got none"
-    ):
+    for part in ("encoder", "embedding"):
+        weights = (getattr(net, part).state_dict() for net in (base, variant))
+        torch.testing.assert_close(*weights, rtol=0, atol=0)
+    message = "pooling: expected one with task=mixture, got none"
+    with pytest.raises(InputError, match=message):
         MixtureLikelihood(encoder={"name": "swarm"}, pooling=None)
 
 
 def test_points_in_another_order_get_the_same_results_in_that_order() -> None:
-    network = PointNetwork(
-        5, 9, encoder={"name": "set_transformer"}, pooling=None, seed=1
-    )
+    encoder = {"name": "set_transformer"}
+    network = PointNetwork(5, 9, encoder=encoder, pooling=None, seed=1)
     x, order = torch.randn(2, 9, 2), torch.randperm(9)
     torch.testing.assert_close(network(x[:, order]), network(x)[:, order])
 
@@ -478,10 +449,8 @@ def test_points_in_another_order_get_the_same_results_in_that_order() -> None:
 def test_presets_that_bear_the_papers_name(
     preset: str, parameters: int | None, causal: bool
 ) -> None:
-    encoder = compose("fit", ["task=clustering", "scale=paper", f"encoder={preset}"])[
-        "encoder"
-    ]
-    network = PointNetwork(10, 1000, encoder=encoder, pooling=None)
+    config = compose("fit", ["task=clustering", "scale=paper", f"encoder={preset}"])
+    network = PointNetwork(10, 1000, encoder=config["encoder"], pooling=None)
     assert is_equivariant(network) is not causal
     if parameters is not None:
         assert sum(part.numel() for part in network.parameters()) == parameters

@@ -11,6 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from helpers.pictures import read_picture, share_of
+from helpers.tables import yaml_cases
 from helpers.tasks import build_task
 from marl_pool.encoders.swarm import SwarmLayer
 from marl_pool.utils.errors import InputError
@@ -225,18 +226,7 @@ def test_it_learns_and_draws(data: Images, tmp_path: Path) -> None:
     assert (samples[:, :, :2] == 0).float().mean() > 0.9
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"encoder": {"name": "swarm"}}, "encoder: .*expected none, got swarm"),
-        ({"pooling": {"name": "avg"}}, "pooling: .*expected none, got avg"),
-        (
-            {"num_levels": 257},
-            r"task.num_levels: expected an integer in \[2, 256\], got 257",
-        ),
-        ({"width": 6}, "task.width: expected a positive multiple of 4, got 6"),
-    ],
-)
+@yaml_cases("options, message")
 def test_what_does_not_fit_is_refused(options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         task(**options)

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from gymnasium.spaces import Box
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.paths import ROOT
+from helpers.tables import yaml_cases
 from helpers.wind_env import WindEnv
 from marl_pool import InputError
 from marl_pool.cli import main as cli
@@ -27,7 +29,8 @@ from marl_pool.policies import make_agent
 from marl_pool.policies.agent import load_vector, to_vector
 from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.rollout import Rollout
-from marl_pool.runs.run import Run
+from marl_pool.runs.run import Run, default_path
+from marl_pool.tokens import TokenSpec
 from marl_pool.training.evolution.evaluator import MAX_ENVS, Evaluator, PopulationTask
 from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve, start_vector
 from marl_pool.training.evolution.pgpe import PGPE, centered_ranks
@@ -55,6 +58,8 @@ TINY = (
     "threads=1",
 )
 SET_AGENT = "policy=helpers.set_agent:SetAgent"
+CHANNEL = ("channel",)
+PATCHES = TokenSpec(256, 144, ("patch",), has_self=False, dtype="uint8")
 ROUNDING = {"rtol": 1e-3, "atol": 1e-3}
 """Sums in another order, over some steps of an unstable system."""
 TIMES = ("seconds", "generations_per_second", "rollouts_per_second")
@@ -115,9 +120,8 @@ def test_a_strategy_climbs(name, size):
     strategy = STRATEGIES[name](torch.zeros(size))
     before = float(fitness(strategy.favourite[None]))
     search(strategy, 1, 60)
-    assert float(fitness(strategy.favourite[None])) > (0.1 if size == 5 else 0.95) * (
-        before
-    )
+    share = 0.1 if size == 5 else 0.95
+    assert float(fitness(strategy.favourite[None])) > share * before
     assert strategy.favourite.shape == (size,)
     assert strategy.step_size > 0
 
@@ -126,15 +130,11 @@ def test_a_strategy_climbs(name, size):
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategy_that_was_saved_goes_on_exactly(tmp_path, name, size, population):
     """From some 200 parameters on, BLAS rounds by the order of a matrix in memory."""
-
-    def make():
-        return STRATEGIES[name](torch.zeros(size), population=population, seed=3)
-
-    whole = make()
+    start, options = torch.zeros(size), {"population": population, "seed": 3}
+    whole, part = (STRATEGIES[name](start, **options) for _ in range(2))
     search(whole, 1, 12)
     file = tmp_path / SEARCH
     np.savez(file, allow_pickle=False, **whole.state_dict())
-    part = make()
     part.load_state_dict(read_npz(file))
     assert torch.equal(part.favourite, whole.favourite)
     assert part.step_size == whole.step_size
@@ -147,19 +147,13 @@ def test_a_strategy_that_was_saved_goes_on_exactly(tmp_path, name, size, populat
 @pytest.mark.parametrize("population", [3, 4])
 def test_a_tiny_population_goes_on_exactly(population, diagonal):
     """Tiny populations mirror their worst vectors, and know which were mirrors."""
-
-    def make():
-        start = torch.zeros(10)
-        return CMAES(start, population=population, diagonal=diagonal, sigma0=0.5)
-
+    options = {"population": population, "diagonal": diagonal, "sigma0": 0.5}
     for until in range(1, 9):
-        whole, part = make(), make()
+        whole, part = (CMAES(torch.zeros(10), **options) for _ in range(2))
         search(whole, 1, until)
         part.load_state_dict(whole.state_dict())
-        pairs = zip(
-            search(whole, until + 1, 12), search(part, until + 1, 12), strict=True
-        )
-        assert all(torch.equal(expected, actual) for expected, actual in pairs), until
+        ends = [search(strategy, until + 1, 12) for strategy in (whole, part)]
+        assert all(map(torch.equal, *ends)), until
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -224,9 +218,8 @@ def test_pgpe_draws_mirrored_pairs():
 
 
 def test_pgpe_slows_down_and_narrows_as_it_is_told():
-    strategy = PGPE(
-        torch.zeros(3), population=4, lr=0.1, lr_decay=1.0, std=0.4, std_decay=1.0
-    )
+    rates = {"lr": 0.1, "lr_decay": 1.0, "std": 0.4, "std_decay": 1.0}
+    strategy = PGPE(torch.zeros(3), population=4, **rates)
     places = [strategy.favourite]
     for generation in range(1, 4):
         search(strategy, generation, generation)
@@ -256,9 +249,7 @@ def test_centered_ranks_depend_on_the_order_alone(values):
     assert abs(float(ranks.sum())) < 1e-9
     assert ranks.abs().max() <= 0.5
     for rank, value in zip(ranks, fitness, strict=True):
-        assert torch.equal(
-            ranks[fitness == value], rank.repeat(int((fitness == value).sum()))
-        )
+        assert (ranks[fitness == value] == rank).all()
     if len(set(values)) == len(values):
         assert (ranks.min(), ranks.max()) == (-0.5, 0.5)
 
@@ -267,13 +258,12 @@ def test_centered_ranks_depend_on_the_order_alone(values):
 
 
 def test_environments_of_one_number_play_the_same_episode():
-    env = make_batched_env("cartpole", 4, noise_channels=2, seed=5)
+    options = {"noise_channels": 2, "seed": 5}
+    env = make_batched_env("cartpole", 4, **options)
     env.renumber(torch.tensor([3, 8, 3, 8]), episode=6)
-    env.reset()
-    single = make_batched_env(
-        "cartpole", 1, noise_channels=2, seed=5, first_env=8, first_episode=6
-    )
-    single.reset()
+    single = make_batched_env("cartpole", 1, first_env=8, first_episode=6, **options)
+    for instance in (env, single):
+        instance.reset()
     for _ in range(3):
         features = env.observe()["agent"].features
         assert torch.equal(features[:2], features[2:])
@@ -331,9 +321,8 @@ def test_a_population_plays_as_its_members_do_one_by_one(policy):
     apart = evaluator.play(vectors, task)
     torch.testing.assert_close(together.returns, apart.returns, **ROUNDING)
     assert torch.equal(together.lengths, apart.lengths)
-    env = make_batched_env(
-        "cartpole", 6, max_steps=40, first_episode=3, seed=0, first_env=0
-    )
+    numbers = {"first_episode": 3, "seed": 0, "first_env": 0}
+    env = make_batched_env("cartpole", 6, max_steps=40, **numbers)
     load_vector(evaluator.agent, vectors[2])
     episodes = Rollout(env, {"agent": evaluator.agent}).episodes()
     assert torch.equal(apart.returns[2], episodes.returns["agent"][:, 0])
@@ -341,13 +330,11 @@ def test_a_population_plays_as_its_members_do_one_by_one(policy):
 
 
 def test_an_agent_with_attention_plays_as_its_members_do_one_by_one():
-    evaluator = make_evaluator("env.max_steps=20", SET_AGENT)
-    vector = to_vector(evaluator.agent)
-    noise = torch.randn(4, len(vector), generator=torch.Generator().manual_seed(0))
+    evaluator, vectors = cartpole_agents(SET_AGENT, count=4)
     task = PopulationTask(torch.arange(6), 3, {"name": "cartpole", "max_steps": 20})
-    together = evaluator.play(vector + 0.3 * noise, task)
+    together = evaluator.play(vectors, task)
     evaluator.max_envs = 6
-    apart = evaluator.play(vector + 0.3 * noise, task)
+    apart = evaluator.play(vectors, task)
     torch.testing.assert_close(together.returns, apart.returns, **ROUNDING)
     assert len(set(apart.returns.sum(1).tolist())) == 4
 
@@ -409,14 +396,9 @@ def record_plays(monkeypatch, *options):
 
 def test_fitness_has_an_env_of_its_own_and_validation_has_not(tmp_path, monkeypatch):
     played = record_plays(monkeypatch, "width")
-    run = finished_run(
-        tmp_path / "run",
-        *("env.width=3", "fitness_env={width: 2}"),
-        *("total_generations=3", "validation.every=5"),
-    )
-    training = [entry[1:] for entry in played if not entry[0]]
-    assert training == [(2,)] * 3
-    assert [entry[1:] for entry in played if entry[0]] == [(3,)]
+    envs, sizes = ("env.width=3", "fitness_env={width: 2}"), ("total_generations=3",)
+    run = finished_run(tmp_path / "run", *envs, *sizes, "validation.every=5")
+    assert sorted(played) == [(False, 2)] * 3 + [(True, 3)]
     assert run.config["env"]["width"] == 3
 
 
@@ -445,37 +427,15 @@ def test_published_presets_learn_from_another_reward_than_they_are_measured_by(
 ):
     pytest.importorskip(simulator)
     played = record_plays(monkeypatch, option)
-    config = compose(
-        "evolve",
-        [
-            f"experiment={preset}",
-            *("evolution.population=3", "repetitions=1", "total_generations=1"),
-            *("env.max_steps=3", "validation.episodes=1", "threads=1"),
-        ],
-    )
+    sizes = ("evolution.population=3", "repetitions=1", "total_generations=1")
+    limits = ("env.max_steps=3", "validation.episodes=1", "threads=1")
+    config = compose("evolve", [f"experiment={preset}", *sizes, *limits])
     run = Run.create(tmp_path / "run", config, "evolve")
     evolve(run, run.config)
     run.close()
     assert played == [(False, training), (True, measured)]
     # What `marl-pool evaluate` takes from the run.
     assert Run.open(run.path).config["env"][option] == measured
-
-
-@pytest.mark.parametrize("preset", ["ant", "car_racing"])
-def test_the_papers_numbers_stand_beside_a_run_of_its_preset(preset):
-    config = compose("evolve", [f"experiment={preset}_attention_neuron"])
-    kinds = {"ant": (28, 1, 8), "car_racing": None}
-    policy = _agent_of(config, *kinds[preset]) if kinds[preset] else _racer(config)
-    assert CLEAN in published_for(policy, config["env"])
-
-
-def _racer(config):
-    from gymnasium.spaces import Box
-
-    from marl_pool.tokens import TokenSpec
-
-    spec = TokenSpec(256, 144, ("patch",), has_self=False, dtype="uint8")
-    return make_agent(spec, Box(-1, 1, (3,)), **config["policy"], seed=0)
 
 
 # Runs
@@ -492,11 +452,8 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, strategy):
     assert results(part) == results(whole)
     assert part.best == whole.best
     for folder in ("policy", BEST):
-        part_vector, whole_vector = (
-            to_vector(load_policy(run.latest_checkpoint() / folder))
-            for run in (part, whole)
-        )
-        assert torch.equal(part_vector, whole_vector)
+        policies = (load_policy(r.latest_checkpoint() / folder) for r in (part, whole))
+        assert torch.equal(*map(to_vector, policies))
 
 
 def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
@@ -601,9 +558,8 @@ def test_a_generation_beyond_the_time_limit_is_given_up_and_repeated(
 
 def test_a_return_that_is_not_finite_stops_the_run(tmp_path):
     run = tiny_run("env.fault=poison", "env.episode=4", path=tmp_path / "run")
-    with pytest.raises(
-        StoppedError, match="generation 4: NaN or infinite: rewards of .*; kept"
-    ):
+    message = "generation 4: NaN or infinite: rewards of .*; kept"
+    with pytest.raises(StoppedError, match=message):
         evolve(run, run.config)
     assert run.latest_checkpoint().name == "iter_000002"
 
@@ -661,147 +617,51 @@ def test_a_search_goes_on_from_the_policy_of_a_run(tmp_path):
 
 
 def test_a_policy_that_does_not_fit_starts_no_search(tmp_path):
-    saved = tmp_path / "saved"
-    save_policy(agent_for(), saved)
-    with pytest.raises(InputError, match="another body.0.weight than the run's policy"):
-        start_vector(str(saved), agent_for(hidden=[4]), ())
-    with pytest.raises(InputError, match="expected a Sensory, .* is a FeedForward"):
-        start_vector(
-            str(saved), agent_for("sensory", pooling={"name": "attention_neuron"}), ()
-        )
-    with pytest.raises(InputError, match="init: expected policy, zeros or the folder"):
-        start_vector("one", agent_for(), ())
-    with pytest.raises(InputError, match="has no body.2.weight"):
-        start_vector(str(tmp_path / "short"), _short(tmp_path / "short"), ())
-
-
-def _short(path):
-    """An agent with a layer more than the one that is saved at ``path``."""
-    save_policy(agent_for(hidden=[]), path)
+    saved, short = agent_for(), agent_for(hidden=[])
     longer = agent_for(hidden=[])
-    longer.body.append(torch.nn.Tanh())
-    longer.body.append(torch.nn.Linear(1, 1))
-    return longer
+    longer.body.extend([torch.nn.Tanh(), torch.nn.Linear(1, 1)])
+    sensory = agent_for("sensory", pooling={"name": "attention_neuron"})
+    for source, agent, message in (
+        (saved, agent_for(hidden=[4]), "another body.0.weight than the run's policy"),
+        (saved, sensory, "expected a Sensory, .* is a FeedForward"),
+        (short, longer, "has no body.2.weight"),
+    ):
+        folder = tmp_path / message[:9]
+        save_policy(source, folder)
+        with pytest.raises(InputError, match=message):
+            start_vector(str(folder), agent, ())
 
 
 # The command
 
 
-@pytest.fixture
-def refused(tmp_path, monkeypatch, capsys):
-    """Run `evolve` so that it must fail; return its one line."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*overrides):
-        assert cli.main(["evolve", "--run-dir", "run", *overrides]) == 2
-        assert not Path("run").exists()
-        out, err = capsys.readouterr()
-        assert (out, err.count("\n")) == ("", 1)
-        return err
-
-    return run
+@yaml_cases("overrides, message")
+def test_bad_input_is_refused_in_one_line(elsewhere, refused, overrides, message):
+    assert message in refused("evolve", "--run-dir", "run", *overrides)
+    assert not list(elsewhere.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["evolution.population=1"],
-            "evolution.population: expected an integer >= 2, got 1",
-        ),
-        (
-            ["evolution=pgpe", "evolution.population=5"],
-            "evolution.population: expected an even number, since vectors come in ",
-        ),
-        (
-            ["evolution.population=2", "evolution.diagonal=true"],
-            "evolution.population: expected at least 3, where the diagonal of so many",
-        ),
-        (["evolution.mean_lr=2"], "evolution.mean_lr: expected a number in (0, 1]"),
-        (["evolution=sgd"], "unknown evolution 'sgd': choose from cma, pgpe"),
-        (["evolution=pgpe", "evolution.sigma0=1"], "evolution.sigma0: unknown key"),
-        (
-            ["evolution=marl_pool.policies.agent:Agent"],
-            "must be a subclass of marl_pool.training.evolution.strategy.Strategy",
-        ),
-        (["policy=token"], "policy=token is made for train and sweep; for evolve ch"),
-        (["policy.pooling.num_cods=3"], "policy.pooling.num_cods: unknown key"),
-        (
-            ["policy=vision", "policy.pooling.name=max"],
-            "policy.pooling.num_codes: this policy.pooling takes no options",
-        ),
-        (["experiment=cartpole"], "experiment=cartpole is made for train and sweep; "),
-        (["repetitions=0"], "repetitions: expected an integer >= 1, got 0"),
-        (["init=nowhere"], "init: expected policy, zeros or the folder of a policy or"),
-        (
-            ["plugins=[Mine]"],
-            "plugins: expected a list (each package.module:Class), got",
-        ),
-        (
-            ["fitness_env={speed: 1}"],
-            "fitness_env.speed: unknown key 'speed': choose from channel_ids, duplic",
-        ),
-        (["fitness_env={name: pong}"], "fitness_env.name: expected options of the env"),
-        (["fitness_env=3"], "fitness_env: expected a mapping, got 3"),
-        (
-            ["fitness_env={max_steps: few}"],
-            "fitness_env.max_steps: expected an integer >= 1, got 'few'",
-        ),
-        (["fitness_env={duplicates: 0}"], "fitness_env.duplicates: expected an int"),
-        (
-            ["fitness_env={start_angle: 4}"],
-            "fitness_env.start_angle: expected an angle",
-        ),
-        (
-            ["env=simple_tag", "fitness_env={prey: learned}"],
-            "fitness_env: expected options that change neither tokens nor actions",
-        ),
-        (
-            ["fitness_env={num_frames: 2}"],
-            "fitness_env: expected options that change neither tokens nor actions",
-        ),
-        (
-            ["env=simple_tag", "env.prey=learned"],
-            "env: expected one group of agents for evolution, got predator, prey",
-        ),
-        (["perturbation=inject", "perturbation.token_type=x"], "perturbation"),
-        (
-            ["perturbation=occlude", "perturbation.ramp=3"],
-            "perturbation.ramp: expected null, since every generation begins with new",
-        ),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(refused, overrides, message):
-    assert message in refused(*overrides)
+PRESETS = {
+    "cartpole_attention_neuron": (TokenSpec(5, 1, CHANNEL, has_self=False), 1, 913),
+    "cartpole_feed_forward": (TokenSpec(5, 1, CHANNEL, has_self=False), 1, 113),
+    "ant_attention_neuron": (TokenSpec(28, 1, CHANNEL, has_self=False), 8, 2504),
+    "car_racing_attention_neuron": (PATCHES, 3, 7212),
+}
+"""Tokens that a preset shows its policy, and its numbers of actions and parameters."""
 
 
-def test_a_preset_of_evolve_is_not_for_train():
-    with pytest.raises(
-        InputError, match="cartpole_feed_forward is made for evolve; for train choose"
-    ):
-        compose("train", ["experiment=cartpole_feed_forward"])
-
-
-def test_presets_are_those_of_the_paper():
-    config = compose("evolve", ["experiment=cartpole_attention_neuron"])
-    assert config["policy"]["pooling"]["scale"] is False
-    counts = {"cartpole_attention_neuron": 913, "ant_attention_neuron": 2504}
-    counts |= {"car_racing_attention_neuron": 7212, "cartpole_feed_forward": 113}
-    shapes = {"cartpole": (5, 1, 1), "ant_bullet": (28, 1, 8), "car_racing": None}
-    for preset, count in counts.items():
-        config = compose("evolve", [f"experiment={preset}"])
-        shape = shapes[config["env"]["name"]]
-        if shape is not None:
-            assert len(to_vector(_agent_of(config, *shape))) == count
-
-
-def _agent_of(config, num_tokens, num_features, num_actions):
-    from gymnasium.spaces import Box
-
-    from marl_pool.tokens import TokenSpec
-
-    spec = TokenSpec(num_tokens, num_features, ("channel",), has_self=False)
-    return make_agent(spec, Box(-1, 1, (num_actions,)), **config["policy"], seed=0)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_those_of_the_paper(preset):
+    spec, num_actions, count = PRESETS[preset]
+    config = compose("evolve", [f"experiment={preset}"])
+    space = Box(-1, 1, (num_actions,))
+    policy = make_agent(spec, space, **config["policy"], seed=0)
+    assert len(to_vector(policy)) == count
+    if preset.startswith("cartpole_attention"):
+        assert config["policy"]["pooling"]["scale"] is False
+    if not preset.startswith("cartpole"):
+        # The published numbers stand beside a run's.
+        assert CLEAN in published_for(policy, config["env"])
 
 
 def test_a_preset_leaves_policy_and_strategy_to_choose():
@@ -834,11 +694,8 @@ def test_a_run_is_evolved_resumed_and_evaluated_by_command(tmp_path, capsys):
 
 
 def test_a_run_names_itself_after_the_policy():
-    from marl_pool.runs.run import default_path
-
-    assert default_path(compose("evolve", ["seed=4"])).name.endswith(
-        "-cartpole-sensory-s4"
-    )
+    name = default_path(compose("evolve", ["seed=4"])).name
+    assert name.endswith("-cartpole-sensory-s4")
 
 
 @pytest.mark.slow
@@ -849,14 +706,9 @@ from marl_pool.cli.main import main
 assert main(["evolve", *{TINY!r}, "--run-dir", {str(tmp_path / "run")!r}]) == 0
 print(json.dumps([m for m in ("ray", "torchvision") if m in sys.modules]))
 """
-    root = ROOT
-    result = subprocess.run(
-        [sys.executable, "-c", source],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-c", source]
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 300}
+    result = subprocess.run(command, **options)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[-1]) == []
 
@@ -883,18 +735,13 @@ def test_workers_find_what_one_process_finds(tmp_path, ray_here):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("resources", "message"),
-    [
-        (["resources.num_workers=4"], "resources: expected at most 3 CPUs, got 4"),
-        (
-            ["resources.num_workers=1", "resources.num_gpus_per_worker=99"],
-            "resources: expected at most 0 GPUs, got 99",
-        ),
-    ],
+    ("gpus", "message"), [(0, "at most 3 CPUs, got 4"), (99, "at most 0 GPUs, got 99")]
 )
-def test_more_than_ray_has_is_refused(tmp_path, ray_here, resources, message):
-    run = tiny_run(*resources, path=tmp_path / "run")
-    with pytest.raises(InputError, match=message):
+def test_more_than_ray_has_is_refused(tmp_path, ray_here, gpus, message):
+    workers = f"resources.num_workers={1 if gpus else 4}"
+    share = f"resources.num_gpus_per_worker={gpus}"
+    run = tiny_run(workers, share, path=tmp_path / "run")
+    with pytest.raises(InputError, match=f"resources: expected {message}"):
         evolve(run, run.config)
 
 

@@ -48,13 +48,8 @@ from marl_pool.utils.errors import InputError, StoppedError
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
 SMALL = [
-    "encoder.num_layers=1",
-    "ppo.num_envs=4",
-    "ppo.batch_size=128",
-    "ppo.minibatch_size=64",
-    "ppo.num_epochs=1",
-    "checkpoint.every=1",
-    "threads=1",
+    *("encoder.num_layers=1", "ppo.num_envs=4", "ppo.batch_size=128"),
+    *("ppo.minibatch_size=64", "ppo.num_epochs=1", "checkpoint.every=1", "threads=1"),
 ]
 """128 agent steps are 8 steps of 4 environments of a fox and three hens."""
 BATCH = 32
@@ -139,11 +134,8 @@ def test_training_survives_a_killed_runner_and_repeats_nothing(
 ):
     diary = tmp_path / "diary"
     faults = [
-        "env.fault=kill",
-        f"env.fault_step={step}",
-        f"env.kills={kills}",
-        "env.max_steps=3",
-        f"env.diary={diary}",
+        *("env.fault=kill", f"env.fault_step={step}", f"env.kills={kills}"),
+        *("env.max_steps=3", f"env.diary={diary}"),
     ]
     batch = [f"resources.num_env_runners={runners}", f"ppo.batch_size={128 * runners}"]
     config = compose("train", [*FAULTY, *faults, *batch, "checkpoint.every=1000"])
@@ -177,11 +169,8 @@ def test_runners_that_keep_dying_end_the_run(tmp_path, monkeypatch):
         trained(
             tmp_path / "run",
             *FAULTY,
-            "env.fault=kill",
-            "env.fault_step=2",
-            "env.kills=100",
-            f"env.diary={tmp_path / 'diary'}",
-            "resources.num_env_runners=1",
+            *("env.fault=kill", "env.fault_step=2", "env.kills=100"),
+            *(f"env.diary={tmp_path / 'diary'}", "resources.num_env_runners=1"),
         )
     assert Run.open(tmp_path / "run").rows() == []
 

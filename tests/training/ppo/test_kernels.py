@@ -8,11 +8,7 @@ import ray
 import torch
 
 import marl_pool
-from marl_pool.compiled.choice import (
-    KERNELS_VARIABLE,
-    chosen_kernels,
-    use_kernels,
-)
+from marl_pool.compiled.choice import KERNELS_VARIABLE, chosen_kernels, use_kernels
 from marl_pool.compiled.native import call
 from marl_pool.training.cluster import quiet, ray_session
 from marl_pool.training.ppo import learner

@@ -19,15 +19,9 @@ from marl_pool.training.ppo.learner import LOCAL_DEVICE
 pytestmark = [pytest.mark.usefixtures("no_cluster"), *RAY_WARNINGS]
 
 SMALL = [
-    "env=helpers.farm:FoxAndHens",
-    "encoder.num_layers=1",
-    "ppo.num_envs=4",
-    "ppo.batch_size=128",
-    "ppo.minibatch_size=64",
-    "ppo.num_epochs=1",
-    "ppo.kl_coeff=0.2",
-    "checkpoint.every=1",
-    "threads=1",
+    *("env=helpers.farm:FoxAndHens", "encoder.num_layers=1", "ppo.num_envs=4"),
+    *("ppo.batch_size=128", "ppo.minibatch_size=64", "ppo.num_epochs=1"),
+    *("ppo.kl_coeff=0.2", "checkpoint.every=1", "threads=1"),
 ]
 BATCH = 32
 """Environment steps of an iteration."""

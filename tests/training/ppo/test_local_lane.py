@@ -42,27 +42,17 @@ from marl_pool.utils.errors import InputError
 pytestmark = RAY_WARNINGS
 
 TOY = [
-    "env=helpers.farm:FoxAndHens",
-    "ppo.num_envs=4",
-    "ppo.batch_size=144",
-    "ppo.minibatch_size=24",
-    "ppo.num_epochs=3",
-    "ppo.kl_coeff=0.2",
-    "encoder.num_layers=1",
-    "threads=1",
+    *("env=helpers.farm:FoxAndHens", "ppo.num_envs=4", "ppo.batch_size=144"),
+    *("ppo.minibatch_size=24", "ppo.num_epochs=3", "ppo.kl_coeff=0.2"),
+    *("encoder.num_layers=1", "threads=1"),
 ]
 RECURRENT_TOY = [
     *(override for override in TOY if "layers" not in override),
     *("encoder=identity", "pooling=attention_neuron", "pooling.num_codes=4"),
 ]
 CENTROID = [
-    "env.num_noise=4",
-    "env.max_steps=8",
-    "ppo.num_envs=8",
-    "ppo.batch_size=64",
-    "ppo.minibatch_size=32",
-    "ppo.dropout=0.1",
-    "threads=1",
+    *("env.num_noise=4", "env.max_steps=8", "ppo.num_envs=8", "ppo.batch_size=64"),
+    *("ppo.minibatch_size=32", "ppo.dropout=0.1", "threads=1"),
 ]
 
 
@@ -79,15 +69,10 @@ def assert_same_rows(first: Rows, second: Rows) -> None:
 @pytest.mark.parametrize("pooling", ["ada", "attention_neuron"])
 def test_rows_of_a_trajectory_are_those_of_its_episodes(pooling: str) -> None:
     env = FoxAndHens(3, seed=1, end_chance=0.15, max_steps=5)
-    encoder = {"name": "transformer" if pooling == "ada" else "identity"}
+    encoder = "transformer" if pooling == "ada" else "identity"
+    options = {"encoder": encoder, "pooling": pooling, "seed": 0}
     policies = {
-        name: make_policy(
-            group.tokens,
-            group.action_space,
-            encoder=encoder,
-            pooling={"name": pooling},
-            seed=0,
-        )
+        name: make_policy(group.tokens, group.action_space, **options)
         for name, group in env.groups.items()
     }
     rollout = Rollout(env, policies, explore=True)
@@ -97,15 +82,9 @@ def test_rows_of_a_trajectory_are_those_of_its_episodes(pooling: str) -> None:
         active[3:5, 0, -1] = False
         part = part._replace(active=active)
         advantages, targets = estimate_advantages(part, 0.9, 0.9)
-        episodes = to_episodes(
-            part,
-            advantages,
-            targets,
-            group=name,
-            module_id=name,
-            prefix="p",
-            first_steps=np.zeros(3, dtype=int),
-        )
+        names = {"group": name, "module_id": name, "prefix": "p"}
+        starts = np.zeros(3, dtype=int)
+        episodes = to_episodes(part, advantages, targets, **names, first_steps=starts)
         rows = trajectory_rows(part, advantages, targets)
         assert len(rows[Columns.ACTIONS]) == active.sum() < active.numel()
         assert int(rows["begins"].sum()) == len(episodes)
@@ -119,20 +98,14 @@ def test_rows_of_a_trajectory_are_those_of_its_episodes(pooling: str) -> None:
     [
         TOY,
         [*TOY, "fixed={fox: random}"],
-        [
-            *TOY,
-            "env=helpers.farm:AlikeFoxAndHens",
-            "modules={fox: all, hen: all}",
-        ],
+        [*TOY, "env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"],
         RECURRENT_TOY,
         CENTROID,
     ],
     ids=["two modules", "fixed", "shared", "recurrent", "dropout"],
 )
 def test_tensors_and_episodes_give_the_same_update_bit_for_bit(
-    build: Callable[[dict], Any],
-    monkeypatch: pytest.MonkeyPatch,
-    overrides: list[str],
+    build: Callable[[dict], Any], monkeypatch: pytest.MonkeyPatch, overrides: list[str]
 ) -> None:
     def train(training_step: Callable[[BatchedPPO], None]) -> tuple[Any, Any]:
         monkeypatch.setattr(BatchedPPO, "training_step", training_step)
@@ -380,10 +353,7 @@ def test_a_module_whose_agents_are_dead_is_left_out(
     def dead(names: set[str]) -> Any:
         def fragment(self: Any, *args: Any) -> Any:
             return {
-                name: (
-                    part._replace(active=part.active & (name not in names)),
-                    *tail,
-                )
+                name: (part._replace(active=part.active & (name not in names)), *tail)
                 for name, (part, *tail) in fragments(self, *args).items()
             }
 

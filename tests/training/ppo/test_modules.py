@@ -26,6 +26,7 @@ from helpers.ppo import (
     run_of,
     weights_of,
 )
+from helpers.tables import yaml_cases
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
@@ -48,14 +49,9 @@ slow = pytest.mark.slow
 
 FARM = "env=helpers.farm:FoxAndHens"
 TOY = [
-    "encoder.num_layers=1",
-    "ppo.num_envs=4",
-    "ppo.batch_size=48",
-    "ppo.minibatch_size=12",
-    "ppo.num_epochs=2",
-    "total_steps=144",
-    "checkpoint.every=1",
-    "threads=1",
+    *("encoder.num_layers=1", "ppo.num_envs=4", "ppo.batch_size=48"),
+    *("ppo.minibatch_size=12", "ppo.num_epochs=2", "total_steps=144"),
+    *("checkpoint.every=1", "threads=1"),
 ]
 """48 agent steps are 12 steps of 4 environments for a fox alone, 4 for hens alone."""
 STILL = "helpers.farm:StillHens"
@@ -97,19 +93,7 @@ def test_modules_are_those_of_the_groups_that_learn():
     assert assign_modules(alike, shared) == shared
 
 
-@pytest.mark.parametrize(
-    ("modules", "fixed", "message"),
-    [
-        (None, ["wolf"], "fixed: unknown group 'wolf': choose from fox, hen"),
-        (None, ["fox", "hen"], "fixed: expected a group that learns, got all of"),
-        ({"fox": "a", "hen": "b"}, ["hen"], "the group 'hen' is fixed, so it has none"),
-        ({"fox": "a"}, [], r"that learns, ['fox', 'hen'], got ['fox']"),
-        ({"fox": "a", "wolf": "b"}, ["hen"], r"['fox'], got ['fox', 'wolf']"),
-        ({}, ["hen"], r"that learns, ['fox'], got []"),
-        ({"fox": "a/b"}, ["hen"], "modules.fox: expected what can name a file, got"),
-        ({"fox": ""}, ["hen"], "modules.fox: expected what can name a file, got ''"),
-    ],
-)
+@yaml_cases("modules, fixed, message")
 def test_groups_and_modules_that_do_not_match_are_refused(modules, fixed, message):
     with pytest.raises(InputError) as caught:
         assign_modules(FoxAndHens(1).groups, modules, fixed)
@@ -160,26 +144,7 @@ def test_scripted_policies_are_built_for_their_group():
     assert type(played).__name__ == "CentroidHeuristic"
 
 
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        (
-            "heuristic",
-            "fixed.hen: the env 'helpers.farm:FoxAndHens' has no heuristic: ch",
-        ),
-        (
-            "helpers.farm:NoHens",
-            "fixed.hen: policy 'helpers.farm:NoHens': helpers.farm has no",
-        ),
-        (
-            "helpers.farm:FoxAndHens",
-            "must be a subclass of marl_pool.policies.base.Poli",
-        ),
-        ("no.such:Policy", "fixed.hen: policy 'no.such:Policy' cannot be imported"),
-        ("nowhere", "fixed.hen: expected heuristic.*policy or run, got nowhere"),
-        ("heuristics", "expected heuristic, random, package.module:Class or the fol"),
-    ],
-)
+@yaml_cases("policy, message")
 def test_a_policy_that_is_not_there_is_refused(policy, message):
     with pytest.raises(InputError, match=message) as caught:
         rllib_config(config_of(f"fixed={{hen: {policy}}}"))
@@ -220,24 +185,17 @@ def test_a_frozen_policy_must_fit_its_group(tmp_path):
 
 
 def test_a_frozen_policy_with_a_plug_in_needs_leave(tmp_path):
-    save_policy(
-        token_policy("hen", pooling="helpers.plug_in:SumPooling"), tmp_path / "hen"
-    )
-    refused = refusal(tmp_path / "hen")
-    assert "plugins=['helpers.plug_in:SumPooling']" in refused
-    allowed = [
-        "plugins=['helpers.plug_in:SumPooling']",
-        f"fixed={{hen: {tmp_path / 'hen'}}}",
-    ]
-    rllib_config(config_of(*allowed))
+    head, folder = "helpers.plug_in:SumPooling", tmp_path / "hen"
+    save_policy(token_policy("hen", pooling=head), folder)
+    assert f"plugins=['{head}']" in refusal(folder)
+    rllib_config(config_of(f"plugins=['{head}']", f"fixed={{hen: {folder}}}"))
 
 
 def test_a_frozen_policy_of_several_is_that_of_the_group(tmp_path):
     wrong = {"cat": token_policy("hen"), "dog": token_policy("hen")}
     save_policies(wrong, {"cat": "cat", "dog": "dog"}, tmp_path / "pets")
-    assert "has no policy for this group, only for cat, dog" in refusal(
-        tmp_path / "pets"
-    )
+    message = refusal(tmp_path / "pets")
+    assert "has no policy for this group, only for cat, dog" in message
     right = {"cat": token_policy("fox"), "dog": token_policy("hen", seed=7)}
     save_policies(right, {"fox": "cat", "hen": "dog"}, tmp_path / "farm")
     config = rllib_config(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
@@ -271,6 +229,9 @@ def test_a_batch_counts_the_agents_that_learn():
 # Training
 
 
+ALIKE = ["env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"]
+
+
 @slow
 @pytest.mark.parametrize(
     ("overrides", "expected"),
@@ -279,10 +240,7 @@ def test_a_batch_counts_the_agents_that_learn():
         (["fixed={hen: random}"], {"fox": 48}),
         ([f"fixed={{hen: {STILL}}}"], {"fox": 48}),
         (["fixed={fox: random}", "modules={hen: m}"], {"m": 48}),
-        (
-            ["env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"],
-            {"all": 48},
-        ),
+        (ALIKE, {"all": 48}),
     ],
 )
 def test_every_module_passes_over_its_own_rows_exactly_as_often_as_asked(
@@ -305,12 +263,9 @@ def test_every_module_passes_over_its_own_rows_exactly_as_often_as_asked(
     assert set(result[LEARNER_RESULTS]) - {"__all_modules__"} == set(expected)
     algo.stop()
     for name, rows in expected.items():
-        passed = torch.cat(log_probs[name])
-        assert len(passed) == 3 * rows
         # Each of three epochs holds each row once: thrice the same numbers.
-        epochs = passed.view(3, rows).sort(dim=1).values
-        assert torch.equal(epochs[0], epochs[1])
-        assert torch.equal(epochs[0], epochs[2])
+        epochs = torch.cat(log_probs[name]).view(3, rows).sort(dim=1).values
+        assert (epochs == epochs[0]).all()
         assert epochs[0].unique().numel() > 1
 
 
@@ -332,8 +287,7 @@ def test_the_metrics_name_every_group_and_module(parent, tmp_path):
 
 @slow
 def test_a_shared_module_learns_from_all_its_groups(tmp_path, cluster):
-    alike = ["env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"]
-    run = trained(tmp_path / "run", *alike)
+    run = trained(tmp_path / "run", *ALIKE)
     modules, groups = load_modules(run.policy_dir)
     assert groups == {"fox": "all", "hen": "all"}
     assert set(modules) == {"all"}
@@ -442,12 +396,8 @@ def test_a_policy_that_a_run_names_is_not_imported_without_leave(tmp_path, clust
 @pytest.mark.parametrize("prey", ["learned", "heuristic", "random", "frozen"])
 def test_predators_against_prey(tmp_path, cluster, prey, capsys):
     tag = [
-        "env=simple_tag",
-        "env.counts=2-1-1",
-        "env.prey=learned",
-        "env.max_steps=6",
-        "ppo.batch_size=48",
-        "total_steps=72",
+        *("env=simple_tag", "env.counts=2-1-1", "env.prey=learned", "env.max_steps=6"),
+        *("ppo.batch_size=48", "total_steps=72"),
     ]
     fixed = prey
     if prey == "frozen":

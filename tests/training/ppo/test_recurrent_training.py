@@ -17,18 +17,10 @@ from marl_pool.training.ppo.batch import num_steps
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
 SMALL = [
-    "env=helpers.farm:FoxAndHens",
-    "encoder=identity",
-    "pooling=attention_neuron",
-    "pooling.num_codes=4",
-    "ppo.num_envs=4",
-    "ppo.batch_size=192",
-    "ppo.minibatch_size=48",
-    "ppo.max_seq_len=5",
-    "ppo.num_epochs=2",
-    "total_steps=192",
-    "threads=1",
-    "checkpoint.every=1",
+    *("env=helpers.farm:FoxAndHens", "encoder=identity", "pooling=attention_neuron"),
+    *("pooling.num_codes=4", "ppo.num_envs=4", "ppo.batch_size=192"),
+    *("ppo.minibatch_size=48", "ppo.max_seq_len=5", "ppo.num_epochs=2"),
+    *("total_steps=192", "threads=1", "checkpoint.every=1"),
 ]
 MEMORIES = ["lstm", "none"]
 each_memory = pytest.mark.parametrize("memory", MEMORIES)
@@ -50,12 +42,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, memory)
 @each_memory
 def test_remote_runners_and_learners_share_sequences(tmp_path, memory):
     config = config_of(
-        f"pooling.memory={memory}",
-        "policy.trunk=separate",
-        "resources.num_env_runners=2",
-        "resources.num_learners=2",
-        "ppo.batch_size=384",
-        "total_steps=384",
+        *(f"pooling.memory={memory}", "policy.trunk=separate"),
+        *("resources.num_env_runners=2", "resources.num_learners=2"),
+        *("ppo.batch_size=384", "total_steps=384"),
     )
     run = run_of(tmp_path / "run", config)
     for row in run.rows():

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from helpers.tables import yaml_cases
 from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import check, compose, plan_grid, plan_sweep
@@ -23,7 +24,7 @@ from marl_pool.runs.run import Best, Run
 from marl_pool.runs.sweep import LONGEST_NAME, Sweep, Trial, read_table, trial_name
 from marl_pool.training.settings import SweepSettings, TrainConfig
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 
 from marl_pool.training.jobs import JOBS, differences
 from marl_pool.training.sweep.estimate import (
@@ -43,6 +44,9 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 TRAIN = JOBS["train"]
 
 HEADS = ["ada", "avg", "max", "cls"]
+CENTROID_COUNTS = ["1-31-0", "1-15-16", "1-3-28", "1-1-30"]
+TAG_COUNTS = ["1-3-0", "1-3-4", "1-3-12", "1-3-28"]
+VIEWS = ["entities", "pixels"]
 
 
 def saved_run(path: Path, config: dict, steps: list[int], **metrics: float) -> Run:
@@ -111,33 +115,15 @@ def test_what_refers_to_a_swept_key_follows_it():
 @pytest.mark.parametrize(
     ("name", "env", "axis", "values", "steps"),
     [
-        (
-            "adapool/figure5",
-            "simple_centroid",
-            "env.counts",
-            ["1-31-0", "1-15-16", "1-3-28", "1-1-30"],
-            500 * 8192,
-        ),
-        (
-            "adapool/figure7",
-            "simple_tag",
-            "env.counts",
-            ["1-3-0", "1-3-4", "1-3-12", "1-3-28"],
-            500 * 8192,
-        ),
-        (
-            "adapool/figure8",
-            "boxworld",
-            "env.observation",
-            ["entities", "pixels"],
-            3000 * 14400,
-        ),
+        ("figure5", "simple_centroid", "env.counts", CENTROID_COUNTS, 500 * 8192),
+        ("figure7", "simple_tag", "env.counts", TAG_COUNTS, 500 * 8192),
+        ("figure8", "boxworld", "env.observation", VIEWS, 3000 * 14400),
     ],
 )
 def test_presets_are_the_studies_of_the_paper(name, env, axis, values, steps):
-    plan = plan_sweep([f"experiment={name}"])
+    plan = plan_sweep([f"experiment=adapool/{name}"])
     assert plan.grid == {"pooling": HEADS, axis: values, "seed": [0, 1, 2, 3, 4]}
-    ppo = ["ppo=paper"] if name == "adapool/figure5" else []
+    ppo = ["ppo=paper"] if name == "figure5" else []
     base = compose("train", [f"experiment={env}", *ppo])
     for trial in plan.trials:
         for part in ("encoder", "policy", "ppo"):
@@ -147,75 +133,37 @@ def test_presets_are_the_studies_of_the_paper(name, env, axis, values, steps):
 
 
 def test_a_preset_is_reduced_by_the_command():
-    words = ["env.counts=1-3-28", "seed=7,8", "total_steps=300_000", "ppo=fast"]
-    plan = plan_sweep(["experiment=adapool/figure5", *words])
+    kept = ["experiment=adapool/figure5", "total_steps=300_000", "ppo=fast"]
+    plan = plan_sweep([*kept, "env.counts=1-3-28", "seed=7,8"])
     assert plan.grid == {"pooling": HEADS, "env.counts": ["1-3-28"], "seed": [7, 8]}
-    assert plan.overrides == [
-        "experiment=adapool/figure5",
-        "total_steps=300_000",
-        "ppo=fast",
-    ]
+    assert plan.overrides == kept
     assert plan.trials[0].name == "pooling=ada,env.counts=1-3-28,seed=7"
     assert plan.trials[0].config["ppo"] == compose("train", ["ppo=fast"])["ppo"]
-    again = plan_grid(plan.grid, plan.overrides)
-    assert again == plan
+    assert plan_grid(plan.grid, plan.overrides) == plan
 
 
-@pytest.mark.parametrize(
-    "name", ["adapool/figure5", "adapool/figure7", "adapool/figure8"]
-)
+@pytest.mark.parametrize("name", ["figure5", "figure7", "figure8"])
 def test_the_reduced_form_in_a_presets_comment_works(name):
-    text = files_of("experiment")[name].read_text()
+    text = files_of("experiment")[f"adapool/{name}"].read_text()
     lines = text.partition("marl-pool sweep ")[2].partition("\n\n")[0]
     words = lines.replace("#", "").replace("\\", "").split()
-    assert f"experiment={name}" in words
+    assert f"experiment=adapool/{name}" in words
     assert 0 < len(plan_sweep(words).trials) <= 24
 
 
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["env.num_nois=1,2"], "env.num_nois: unknown key 'num_nois': choose from"),
-        (["env.num_nois=1,2"], "(trial env.num_nois=1)"),
-        (["seed=0,1", "polling=ada"], "Did you mean 'pooling'?"),
-        (
-            ["seed=0,x"],
-            "seed: expected an integer in [0, 2**63), got 'x' (trial seed=x",
-        ),
-        (["pooling=ada,adda"], "unknown pooling 'adda': choose from"),
-        (["pooling=ada,max", "pooling.num_heads=2"], "(trial pooling=max)"),
-        (["pooling=ada,{name: max}"], "pooling: expected one of ada, ada_corner, "),
-        (["seed=0,1,0"], "seed: expected distinct values, got [0, 1, 0]"),
-        (["env.num_noise=28,null", "seed=0"], "env.num_noise=null are the same run"),
-        (["total_steps=1e6,1000000"], "are the same run"),
-        (["pooling=ada"], "sweep: expected a grid, such as seed=0,1,2"),
-        (["grid=3"], "grid: expected a mapping of keys to lists, got 3"),
-        (["grid.seed=3"], "grid.seed: expected a list, got 3"),
-        (["grid.seed=[]"], "grid.seed: expected a list, got []"),
-        (["seed=interval(0,1)"], "seed: expected values, such as a,b or range(0,3)"),
-        (["seed=glob(*)"], "seed: expected values, such as a,b or range(0,3)"),
-        (["seed=shuffle(1,2)"], "seed: expected values, such as a,b or range(0,3)"),
-        (["threads=1,2"], "threads: a sweep sets it; use --cpus-per-trial"),
-        (["seed=0,1", "resources.address=auto"], "a sweep sets it; use --address"),
-        (["seed=0,1", "--concurrency", "0"], "sweep.concurrency: expected an integer"),
-        (["seed=0,1", "--concurency", "2"], "Did you mean --concurrency?"),
-        (["seed=0,1", "sweep.sedd_sd=2"], "sweep.sedd_sd: unknown key 'sedd_sd'"),
-    ],
-)
+@yaml_cases("arguments, message")
 def test_a_wrong_sweep_is_refused_in_one_line(refused, arguments, message):
     assert message in refused("sweep", *arguments)
     assert not list(Path().iterdir())
+    assert not ray.is_initialized()
 
 
-def test_a_grid_is_nothing_for_train(refused):
-    assert "figure5 is made for sweep; for" in refused(
-        "train", "experiment=adapool/figure5"
-    )
-    assert "use `marl-pool sweep`" in refused("train", "grid.seed=[0,1]")
-    assert "use `marl-pool sweep --verb fit`" in refused("fit", "grid.seed=[0,1]")
+@yaml_cases("words, message")
+def test_a_grid_is_nothing_for_train(refused, words, message):
+    assert message in refused(*words.split())
 
 
 @pytest.mark.slow
@@ -236,30 +184,16 @@ print(json.dumps([main(command) for command in {commands!r}]))
 print(json.dumps([m for m in ("ray", "scipy", "pyarrow") if m in sys.modules]))
 """
     result = subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
     )
     codes, loaded = result.stdout.splitlines()[-2:]
     assert json.loads(codes) == [2, 2, 0, 2, 2]
     assert json.loads(loaded) == []
 
 
-def test_parts_that_do_not_fit_are_refused_before_a_process_starts(refused):
-    import ray
-
-    line = refused("sweep", "encoder.num_heads=1,3", "seed=0", "--sweep-dir", "s")
-    assert "(trial encoder.num_heads=3)" in line
-    assert not ray.is_initialized()
-    assert not Path("s").exists()
-
-
 def test_a_device_that_is_not_here_is_refused_before_a_process_starts(
     refused, monkeypatch
 ):
-    import ray
-
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     line = refused("sweep", "device=cpu,cuda", "--sweep-dir", "s")
     assert "device: expected one of the 0 CUDA devices" in line
@@ -311,11 +245,8 @@ def test_a_damaged_sweep_is_refused(tmp_path, text):
 
 def test_two_processes_cannot_run_one_sweep(tmp_path):
     sweep = Sweep(tmp_path / "s", {}, [])
-    with (
-        sweep.lock(),
-        pytest.raises(InputError, match="another process is running it"),
-        sweep.lock(),
-    ):
+    refusal = pytest.raises(InputError, match="another process is running it")
+    with sweep.lock(), refusal, sweep.lock():
         pytest.fail("it was held twice")
 
 
@@ -324,12 +255,9 @@ def test_a_new_sweep_does_not_touch_an_earlier_one(refused, tmp_path):
     Sweep("s", {"seed": [0, 1]}, []).write()
     line = refused("sweep", "seed=0,1", "--sweep-dir", "s")
     assert "s exists; choose another --sweep-dir or `marl-pool resume s`" in line
-
-
-def test_a_new_sweep_needs_a_folder_without_runs(refused, tmp_path):
-    (tmp_path / "s" / "trials" / "seed=0").mkdir(parents=True)
-    line = refused("sweep", "seed=0,1", "--sweep-dir", "s")
-    assert "s/trials: expected a new or empty folder for a sweep, got one with " in line
+    (tmp_path / "t" / "trials" / "seed=0").mkdir(parents=True)
+    line = refused("sweep", "seed=0,1", "--sweep-dir", "t")
+    assert "t/trials: expected a new or empty folder for a sweep, got one with " in line
     assert line.endswith("seed=0\n")
 
 
@@ -480,16 +408,12 @@ def test_the_table_has_a_row_for_each_iteration_of_each_trial(sweep_with_runs):
 
 
 def test_a_table_of_nothing_has_its_columns(tmp_path):
-    sweep = Sweep(tmp_path, {"seed": [0]}, [])
-    trial = Trial("seed=0", {"seed": 0}, {})
-    sweep.write_table([trial], {"seed=0": "waiting"})
-    assert read_table(sweep.table_path) == []
-    assert sweep.table_path.read_text() == "trial,status,seed\n"
-
-
-def test_a_missing_table_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"table\.csv: no such table"):
         read_table(tmp_path)
+    sweep = Sweep(tmp_path, {"seed": [0]}, [])
+    sweep.write_table([Trial("seed=0", {"seed": 0}, {})], {"seed=0": "waiting"})
+    assert read_table(sweep.table_path) == []
+    assert sweep.table_path.read_text() == "trial,status,seed\n"
 
 
 # What the study could find
@@ -514,18 +438,15 @@ def test_a_simulated_study_finds_it_as_often_as_it_says(seeds):
     assert abs(significant.mean() - 0.8) < 4 * math.sqrt(0.16 / 40_000)
 
 
-def test_one_seed_shows_nothing():
-    assert math.isinf(smallest_difference(1))
-    for grid in ({"seed": [3]}, {"pooling": ["ada", "max"]}):
-        assert "differences between cells cannot be tested" in detectable(grid, 0.1)
-
-
 def test_the_smallest_difference_is_told_in_the_returns_unit_if_that_is_known():
     smallest = smallest_difference(3)
     text = detectable({"seed": [0, 1, 2]}, 0.5)
     assert f"{smallest:.2f} standard deviations" in text
     assert f"{smallest / 2:.3g} in the return" in text
     assert "in the return" not in detectable({"seed": [0, 1, 2]}, None)
+    assert math.isinf(smallest_difference(1))
+    for grid in ({"seed": [3]}, {"pooling": ["ada", "max"]}):
+        assert "differences between cells cannot be tested" in detectable(grid, 0.1)
 
 
 def test_the_size_of_the_study_is_told(plan):
@@ -559,20 +480,16 @@ def test_a_trial_takes_what_its_processes_take():
 @pytest.mark.parametrize(
     ("overrides", "gpus_per_trial", "gpus"),
     [
-        (["device=cuda"], 0, 1),
-        (["device=cuda"], 0.25, 0.25),
-        (["device=cuda", "resources.num_gpus_per_learner=0.5"], 0, 0.5),
-        (["device=cuda", "resources.num_learners=1"], 0, 1),
-        (
-            ["device=cuda", "resources.num_learners=1", "resources.num_env_runners=1"],
-            0,
-            0,
-        ),
-        ([], 0, 0),
+        ("device=cuda", 0, 1),
+        ("device=cuda", 0.25, 0.25),
+        ("device=cuda resources.num_gpus_per_learner=0.5", 0, 0.5),
+        ("device=cuda resources.num_learners=1", 0, 1),
+        ("device=cuda resources.num_learners=1 resources.num_env_runners=1", 0, 0),
+        ("", 0, 0),
     ],
 )
 def test_a_trial_on_a_gpu_asks_for_one(overrides, gpus_per_trial, gpus):
-    config = TrainConfig.from_plain(compose("train", overrides))
+    config = TrainConfig.from_plain(compose("train", overrides.split()))
     main, *_ = bundles(config, SweepSettings(gpus_per_trial=gpus_per_trial))
     assert main["GPU"] == gpus
 
@@ -582,13 +499,8 @@ def test_a_trial_on_a_gpu_asks_for_one(overrides, gpus_per_trial, gpus):
 
 def test_the_table_shows_changes_and_the_remaining_time():
     stream, time = io.StringIO(), [0.0]
-    table = TrialTable(
-        {"a": 100, "b": 100, "c": 100},
-        {"a": 128, "b": 0, "c": 0},
-        stream=stream,
-        clock=lambda: time[0],
-    )
-    with table:
+    totals, done = dict.fromkeys("abc", 100), {"a": 128, "b": 0, "c": 0}
+    with TrialTable(totals, done, stream=stream, clock=lambda: time[0]) as table:
         table.change("b", TrialState.RUNNING)
         time[0] = 10.0
         table.advance({"b": 50})

@@ -25,13 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
 MARK = "MARL_POOL_TEST_SWEEP"
 """An environment variable that a command's processes inherit, to find them by."""
 SMALL = [
-    "env.counts=1-2-2",
-    "env.max_steps=8",
-    "encoder.num_layers=1",
-    "ppo.num_envs=4",
-    "ppo.batch_size=32",
-    "ppo.minibatch_size=32",
-    "ppo.num_epochs=1",
+    *("env.counts=1-2-2", "env.max_steps=8", "encoder.num_layers=1", "ppo.num_envs=4"),
+    *("ppo.batch_size=32", "ppo.minibatch_size=32", "ppo.num_epochs=1"),
     "checkpoint.every=2",
 ]
 HEADS = """
