@@ -75,6 +75,7 @@ class TokenDictView(TokenView):
             for name in TOKEN_PARTS
         }
         super().__init__(spec, parts)
+        self.shows_tokens = True
         self.dtype = torch.from_numpy(np.zeros(0, number)).dtype
 
     @override

@@ -114,6 +114,8 @@ class TokenView(ABC):
 
     def __init__(self, spec: TokenSpec, parts: Mapping[str, Part]) -> None:
         self.spec, self.parts = spec, dict(parts)
+        self.shows_tokens = False
+        """True if the observations are Dicts of tokens already."""
         self._renumbered: tuple[int, ...] | None = None
         """Number of each type after `rename`."""
 
@@ -288,6 +290,7 @@ class EntryView(TokenView):
         masks = {} if mask is None else {MASK: mask.part}
         super().__init__(entry.spec, {**entry.parts, **masks})
         self.entry, self.key, self.mask = entry, key, mask
+        self.shows_tokens = key is None and entry.shows_tokens
 
     @override
     def read(self, observation: Any) -> Mapping[str, Any]:

@@ -17,14 +17,21 @@ from marl_pool.observations.make import make_view
 from marl_pool.observations.parts import Part, PlainSpace
 from marl_pool.observations.slots import Slots
 from marl_pool.observations.view import TokenOptions, TokenView
-from marl_pool.options.types import SizeOrZero
+from marl_pool.options.types import NonNegativeInt, Size, SizeOrZero
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
 Padding = Literal["zero_rows"]
 Channels = Literal["first", "last"]
+Drop = Literal["last", "farthest"]
+Presence = NonNegativeInt | dict[str, NonNegativeInt]
+"""Of all matrices, or by the name of each."""
+MaxTokens = Size | dict[str, Size]
+"""Of all tokens, or of each list."""
 Names = list[str]
 Indices = list[SizeOrZero]
+MAPPINGS = ("presence_keys", "padding_keys", "slices")
+"""Options whose values are mappings, also without groups."""
 NUMBERS = "numbers"
 """Name of the part that holds a vector."""
 
@@ -53,7 +60,7 @@ class ViewMaker:
             InputError: options that do not fit the observations or the teams.
         """
         for key, value in self.by_option.items():
-            if isinstance(value, dict) and (unknown := value.keys() - self.teams):
+            if self._is_by_group(key) and (unknown := value.keys() - self.teams):
                 raise InputError(
                     f"env.{key}: expected values by the groups "
                     f"{', '.join(self.teams)}, got {', '.join(sorted(unknown))}"
@@ -90,7 +97,16 @@ class ViewMaker:
 
     def _of_group(self, key: str, group: str) -> Any:
         value = self.by_option[key]
-        return value.get(group) if isinstance(value, dict) else value
+        return value.get(group) if self._is_by_group(key) else value
+
+    def _is_by_group(self, key: str) -> bool:
+        """Return True if an option has values by group."""
+        value = self.by_option[key]
+        if key not in MAPPINGS or value is None:
+            return isinstance(value, dict)
+        return all(
+            isinstance(part, dict) and "start" not in part for part in value.values()
+        )
 
     def _tokenized(
         self, group: str, space: spaces.Box | spaces.MultiBinary
