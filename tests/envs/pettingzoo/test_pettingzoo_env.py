@@ -608,7 +608,7 @@ def not_an_env():
             for kind, expected in {
                 "video": r"env.module: agent 'wolf_0': expected observations that can",
                 "dict": r"such as a MultiDiscrete of .*; got Dict",
-                "sequence": r"such as a Box of \(N, F\), padded.*; got Sequence",
+                "sequence": "max_tokens: expected a number, since a Sequence",
             }.items()
         ),
         *(
