@@ -107,6 +107,18 @@ def test_a_model_from_elsewhere_is_measured(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", [(), ("--tokens",)])
+def test_a_model_is_measured_in_highway_envs_own_space(
+    form: tuple[str, ...], tmp_path: Path
+) -> None:
+    pytest.importorskip("highway_env")
+    words = ("--timesteps=256", "--episodes=1", *form)
+    rows = run("highway.py", *words, cwd=tmp_path).splitlines()
+    measured = {row.split()[1] for row in rows if row.startswith("trained")}
+    assert {"clean", "shuffle", "occlude", "jitter"} <= measured
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["ada", "cls"])
 def test_one_file_trains_on_sets(pooling: str, tmp_path: Path) -> None:
     # Two batches of two episodes; the heads need one token more, or none.
