@@ -414,7 +414,7 @@ def test_a_training_is_saved_and_evaluated(
     if env == ID:
         target = {"name": "simple_centroid", **CENTROID}
         results = marl_pool.evaluate(restored, target, suite="quick", episodes=4)
-        rows = {row.perturbation: row for row in results}
+        rows = {row.perturbation: row for row in results.results}
         assert abs(rows["shuffle"].drop) < 1e-5
         # More tokens than the module was trained with.
         assert np.isfinite(rows["inject"].mean)
@@ -442,6 +442,7 @@ def test_groups_of_agents_have_modules_of_their_own(
     algorithms[-1].train()
     policies = {name: as_policy(algorithms[-1].get_module(name)) for name in groups}
     results = marl_pool.evaluate(policies, farm, episodes=2)
-    assert all(np.isfinite(row.mean) for row in results)
+    measured = {row.group for row in results.results if np.isfinite(row.mean)}
+    assert measured == set(groups)
     with pytest.raises(InputError, match="expected a single RLModule"):
         as_policy(algorithms[-1].env_runner.module)
