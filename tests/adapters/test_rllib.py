@@ -1,6 +1,7 @@
 """RLlib's PPO, APPO, DQN and SAC with set networks as encoders, on the real library."""
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
 from ray.tune.registry import register_env
 
 import marl_pool
+from helpers.paths import ROOT
 from helpers.samples import SPEC
 from helpers.training import RAY_WARNINGS
 from marl_pool.adapters.rllib import as_policy, set_module_spec
@@ -454,3 +456,21 @@ def test_groups_of_agents_have_modules_of_their_own(
     assert measured == set(groups)
     with pytest.raises(InputError, match="expected a single RLModule"):
         as_policy(algorithms[-1].env_runner.module)
+
+
+@slow
+@pytest.mark.usefixtures("cluster")
+def test_the_code_of_the_page_runs(algorithms: list[Algorithm]) -> None:
+    page = (ROOT / "docs/libraries/rllib.md").read_text(encoding="utf-8")
+    code = "".join(re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S))
+    for size, smaller in (("2048", "32"), ("256", "16"), ("episodes=64", "episodes=2")):
+        assert size in code
+        code = code.replace(size, smaller)
+    names: dict[str, Any] = {"HighwayLike": Rows}
+    exec(code, names)
+    algorithms.append(names["algorithm"])
+    drops = {row.perturbation: row.drop for row in names["measured"].results}
+    assert abs(drops["shuffle"]) < 1e-5
+    # The other configurations are not built on the page.
+    algorithms.append(names["rows"].env_runners(num_env_runners=0).build_algo())
+    assert set(names["several"].rl_module_spec.rl_module_specs) == {"predator", "prey"}
