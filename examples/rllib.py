@@ -31,9 +31,9 @@ def main() -> None:
     ray.init(address="local", num_cpus=1, include_dashboard=False)
     config = PPOConfig().environment(ENV, env_config={"counts": COUNTS})
     config.env_runners(num_env_runners=0, num_envs_per_env_runner=16)
-    config.training(train_batch_size=2048, minibatch_size=256, num_epochs=8)
+    config.training(train_batch_size=2048, minibatch_size=512, num_epochs=6)
     config.training(lr=1e-3, gamma=0.9).debugging(seed=0)
-    spec = set_module_spec(config, pooling=arguments.pooling, dim=16)
+    spec = set_module_spec(config, pooling=arguments.pooling, dim=16, num_layers=1)
     algorithm = config.rl_module(rl_module_spec=spec).build_algo()
     for iteration in range(1, arguments.iterations + 1):
         result = algorithm.train()["env_runners"]

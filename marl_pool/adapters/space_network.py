@@ -8,6 +8,7 @@ from torch import Tensor, cat, nn
 
 from marl_pool.kernels.functional import Activation
 from marl_pool.networks.set_network import SetNetwork
+from marl_pool.observations.lists import element_space
 from marl_pool.observations.make import make_view, split_action_mask
 from marl_pool.observations.view import TokenOptions
 from marl_pool.options.construction import check_constructor
@@ -71,6 +72,11 @@ class SpaceNetwork(nn.Module):
             if key not in accepted:
                 raise unknown_key(key, {**options_of(SpaceNetwork), **accepted})
             check_argument(key, value, accepted[key].annotation)
+        if _has_lists(space):
+            raise InputError(
+                "observation space: expected arrays of fixed sizes, such as those of "
+                f"tokenize_env(env, max_tokens=…), got {space}"
+            )
         observed, _ = split_action_mask(space)
         self.view = make_view(observed, TokenOptions(**options))
         sizes = {"dim": dim, "num_layers": num_layers, "num_heads": num_heads}
@@ -116,6 +122,15 @@ def join_rows(mask: Any, space: spaces.Space[Any]) -> Tensor:
         return cat([*mask], -1).bool()
     allowed: Tensor = mask.bool()
     return allowed.flatten(-2) if len(space.shape or ()) == 2 else allowed
+
+
+def _has_lists(space: spaces.Space[Any]) -> bool:
+    match space:
+        case spaces.Dict():
+            return any(map(_has_lists, space.values()))
+        case spaces.Tuple():
+            return any(map(_has_lists, space.spaces))
+    return element_space(space) is not None
 
 
 def _named(part: Part) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
+from ray.rllib.utils.spaces.repeated import Repeated
 from ray.tune.registry import register_env
 
 import marl_pool
@@ -59,6 +60,7 @@ CONFIGS = {
 TOKENS = SPEC.space()
 ROWS = spaces.Box(-1, 1, (5, 3))
 CHOICE = spaces.Discrete(3)
+LIST = Repeated(spaces.Box(-1, 1, (3,)), max_len=5)
 MASKED = spaces.Dict(observation=ROWS, action_mask=spaces.MultiBinary(3))
 HEADS = {name: resolve(name, POOLING, "pooling", Pooling) for name in pooling_names()}
 INVARIANT = [
@@ -273,6 +275,7 @@ def test_options_of_rllib_count() -> None:
         (ROWS, {"presence": 3}, "presence: expected different indices"),
         (ROWS, {"dim": "8"}, "set_network.dim: expected an integer >= 1"),
         (spaces.Text(3), {}, "such as a MultiDiscrete"),
+        (spaces.Dict(near=LIST), {}, r"tokenize_env\(env, max_tokens=…\)"),
         (TOKENS, {"model_config": {"use_lstm": True}}, "use_lstm: expected False"),
         (MASKED, {"algorithm": "sac"}, "action_mask: expected none"),
     ],
@@ -334,6 +337,16 @@ class Rows(gymnasium.Env):
         return rows
 
 
+class Lists(Rows):
+    """`Rows` of which a list holds those that are present."""
+
+    observation_space = LIST
+
+    def observe(self) -> list[np.ndarray]:
+        rows = super().observe()
+        return [*rows[rows[:, 0] > 0]]
+
+
 CENTROID = {"counts": "1-2-1", "max_steps": 8}
 ID = "marl_pool.envs:marl_pool/simple_centroid-v0"
 LEARNING = {
@@ -391,6 +404,8 @@ def train(
     [
         ("ppo", ID),
         ("ppo", Rows),
+        # RLlib by itself: https://github.com/ray-project/ray/issues/52093.
+        ("ppo", "lists"),
         ("appo", ID),
         ("impala", Rows),
         ("dqn", Rows),
@@ -400,6 +415,7 @@ def train(
 def test_a_training_is_saved_and_evaluated(
     name: str, env: Any, algorithms: list[Algorithm], tmp_path: Path
 ) -> None:
+    register_env("lists", lambda _: marl_pool.tokenize_env(Lists(), max_tokens=5))
     algorithm = train(algorithms, name, env, CENTROID if env == ID else None)
     module = algorithm.get_module()
     space = module.observation_space
@@ -428,6 +444,23 @@ def test_a_training_is_saved_and_evaluated(
         assert abs(rows["shuffle"].drop) < 1e-5
         # More tokens than the module was trained with.
         assert np.isfinite(rows["inject"].mean)
+
+
+@slow
+@pytest.mark.usefixtures("cluster")
+def test_ppo_learns_to_count_rows(algorithms: list[Algorithm]) -> None:
+    config = PPOConfig().environment(Rows).debugging(seed=0)
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=8)
+    config.training(train_batch_size=512, minibatch_size=128, num_epochs=6)
+    config.training(lr=3e-3, gamma=0.0)
+    config.rl_module(rl_module_spec=set_module_spec(config, **SMALL, presence=0))
+    algorithms.append(config.build_algo())
+    mean = 0.0
+    for _ in range(40):
+        mean = algorithms[-1].train()["env_runners"]["episode_return_mean"]
+        if mean > 6:  # of 8; a guess is right in 8 / 3 steps
+            break
+    assert mean > 6
 
 
 @slow
