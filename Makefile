@@ -60,7 +60,7 @@ test-ray: $(BIN)/.dev  ## Trainings and their ends with another minor version of
 	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY)/site-packages $(BIN)/python -c \
 	  "import ray; assert ray.__version__.startswith('$(RAY).'), ray.__version__"
 	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY)/site-packages $(BIN)/python -m pytest $(FILES) \
-	  tests/training/test_cluster.py tests/training/test_interrupt.py
+	  tests/training/test_cluster.py tests/training/test_interrupt.py tests/adapters/test_rllib.py
 
 fast: $(BIN)/.dev  ## Unit tests that neither train, nor run a command or a simulator
 	$(PYTEST) $(PAIR) -m "fast and not slow"
