@@ -29,7 +29,7 @@ from typing_extensions import override
 from marl_pool.compiled import compile
 from marl_pool.kernels.functional import Activation
 from marl_pool.networks.set_network import SetNetwork
-from marl_pool.observations.make import make_view, split_action_mask
+from marl_pool.observations.make import make_view, split_action_mask, validate_space
 from marl_pool.observations.masks import MASK, read_mask
 from marl_pool.observations.view import TokenOptions
 from marl_pool.options.construction import check_constructor
@@ -107,6 +107,7 @@ class SetExtractor(BaseFeaturesExtractor):
         normalize_images: bool = True,
         **options: Any,
     ) -> None:
+        validate_space(observation_space, "observation space")
         space, _ = split_action_mask(observation_space)
         view = make_view(space, _token_options(space, options))
         sizes = {"dim": dim, "num_layers": num_layers, "num_heads": num_heads}
@@ -237,6 +238,8 @@ def resize_policy(policy: BasePolicy, observation_space: spaces.Space) -> BasePo
     # Initial weights are sampled, and then replaced.
     with torch.random.fork_rng(devices=[]):
         resized = type(policy)(**{**data, "observation_space": observation_space})
+    # Buffers that no state holds follow device and dtype, too.
+    resized.to(policy.device, next(policy.parameters()).dtype)
     try:
         resized.load_state_dict(policy.state_dict(), assign=True)
     except RuntimeError as error:
@@ -325,7 +328,7 @@ class ActionMaskWrapper(gymnasium.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, *outcome, infos = self.env.step(action)
         self._keep(observation, infos)
-        return observation, *outcome, infos  # type: ignore[return-value]
+        return observation, *outcome, infos
 
     def _keep(self, observation: Any, infos: Mapping[str, Any]) -> None:
         observed = isinstance(observation, Mapping) and MASK in observation
@@ -352,7 +355,10 @@ def _token_options(space: spaces.Space, options: Mapping[str, Any]) -> TokenOpti
     # SB3 puts the channels of images first, and changes the space accordingly.
     parts = space.values() if isinstance(space, spaces.Dict) else (space,)
     is_first = any(
-        is_image_space(part) and is_image_space_channels_first(part) for part in parts
+        isinstance(part, spaces.Box)
+        and is_image_space(part)
+        and is_image_space_channels_first(part)
+        for part in parts
     )
     defaults = {"channels": "first"} if is_first else {}
     return TokenOptions(**{**defaults, **options})
