@@ -23,6 +23,7 @@ from marl_pool.observations.token_dict import TOKEN_PARTS, TokenDictView, token_
 from marl_pool.observations.view import (
     SELF_NAME,
     EntryView,
+    PaddedView,
     TokenOptions,
     TokenView,
     read_entries,
@@ -93,7 +94,19 @@ def make_view(
         leaves = view_of_leaves.leaves
     _validate_use(options, leaves, prefix)
     view.rename(options, prefix)
-    return view
+    return _padded(view, options.max_tokens, prefix)
+
+
+def _padded(view: TokenView, max_tokens: int | None, prefix: str) -> TokenView:
+    num_tokens = view.spec.num_tokens
+    if max_tokens is None or max_tokens == num_tokens:
+        return view
+    if max_tokens < num_tokens:
+        raise InputError(
+            f"{prefix}max_tokens: expected at least {num_tokens}, the tokens of an "
+            f"observation, got {max_tokens}"
+        )
+    return PaddedView(view, max_tokens)
 
 
 class LeavesView(TokenView):

@@ -2,17 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from typing_extensions import override
 
 from marl_pool.observations.masks import MASK, MaskPart, join_masks
 from marl_pool.observations.parts import Part, label
-from marl_pool.options.types import Extent
+from marl_pool.options.signatures import check_argument
+from marl_pool.options.types import Extent, NonNegativeInt, Size
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
@@ -38,16 +40,29 @@ class TokenOptions:
             make one type, and ``self`` names the observer's own tokens.
         signal_types: names of the types that matter for the task; see `TokenSpec`.
         positions: indices of the features that hold a token's position.
+        max_tokens: number of slots that tokens are padded to; None for as many as the
+            space has.
+
+    Raises:
+        InputError: a value of another type, or out of range.
     """
 
     padding: Literal["zero_rows"] | None = None
-    presence: int | None = None
+    presence: NonNegativeInt | None = None
     type_features: Sequence[int] | None = None
     patch: int | None = None
     channels: Literal["first", "last"] = "last"
     token_types: Sequence[str] | None = None
     signal_types: Sequence[str] | None = None
     positions: Sequence[Extent] | None = None
+    max_tokens: Size | None = None
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self), include_extras=True)
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value != item.default:
+                check_argument(item.name, value, hints[item.name])
 
 
 class Misfit(NamedTuple):
@@ -223,6 +238,37 @@ class EntryView(TokenView):
     def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
         tokens = self.entry.tokens(parts)
         return tokens if self.mask is None else with_action_mask(tokens, parts[MASK])
+
+
+class PaddedView(TokenView):
+    """A view with further slots, all of them padding.
+
+    Args:
+        inner: view of the tokens.
+        max_tokens: number of slots, at least as many as ``inner`` has.
+    """
+
+    def __init__(self, inner: TokenView, max_tokens: int) -> None:
+        super().__init__(replace(inner.spec, num_tokens=max_tokens), inner.parts)
+        self.inner = inner
+
+    @override
+    def read(self, observation: Any) -> Mapping[str, Any]:
+        return self.inner.read(observation)
+
+    @override
+    def arbitrary(self, name: str, arrays: Arrays) -> np.ndarray | None:
+        return self.inner.arbitrary(name, arrays)
+
+    @override
+    def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
+        tokens = self.inner.tokens(parts)
+        added = self.spec.num_tokens - tokens.num_tokens
+        return tokens._replace(
+            features=pad(tokens.features, (0, 0, 0, added)),
+            types=pad(tokens.types, (0, added)),
+            padding=pad(tokens.padding, (0, added), value=True),
+        )
 
 
 def read_entries(
