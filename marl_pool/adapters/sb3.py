@@ -33,7 +33,7 @@ from marl_pool.observations.make import make_view, split_action_mask, validate_s
 from marl_pool.observations.masks import MASK, read_mask
 from marl_pool.observations.view import TokenOptions
 from marl_pool.options.construction import check_constructor
-from marl_pool.options.signatures import check_argument, options_of, unknown_key
+from marl_pool.options.signatures import options_of, unknown_key
 from marl_pool.options.types import (
     PositiveFloat,
     PositiveInt,
@@ -205,20 +205,38 @@ class SetModel:
             InputError: sizes that no observation of the space has, or a head that takes
                 only the number of tokens that it was trained with.
         """
+        policy = self._policy(observation)
+        options = {}
+        takes_masks = "action_masks" in inspect.signature(policy.predict).parameters
+        if takes_masks and isinstance(observation, Mapping) and MASK in observation:
+            options["action_masks"] = observation[MASK]
+        observed = _of_space(policy.observation_space, observation)
+        return policy.predict(observed, state, episode_start, deterministic, **options)
+
+    @torch.no_grad()
+    def attention_weights(self, observation: Observation) -> np.ndarray | None:
+        """Return the pooling head's weights of the tokens; None for a head without.
+
+        They are ``(heads, N)``, or ``(B, heads, N)`` for several observations. Where a
+        policy has several extractors, as in SAC, they are the actor's.
+        """
+        policy = self._policy(observation)
+        policy.set_training_mode(False)
+        extractor = next(m for m in policy.modules() if isinstance(m, SetExtractor))
+        observed = _of_space(policy.observation_space, observation)
+        tensors, several = policy.obs_to_tensor(observed)
+        # SB3's preprocessing comes before whatever is called in an extractor's place.
+        weights = BasePolicy.extract_features(policy, tensors, extractor.weights)  # type: ignore[arg-type]
+        if weights is None:
+            return None
+        return weights.cpu().numpy() if several else weights[0].cpu().numpy()
+
+    def _policy(self, observation: Observation) -> BasePolicy:
         space = fitted_space(self.model.observation_space, observation)
-        policy = self._policies.get(str(space))
-        if policy is None:
+        if str(space) not in self._policies:
             policy = resize_policy(self.model.policy, space)
             self._policies[str(space)] = policy
-        options = {}
-        if isinstance(observation, Mapping):
-            takes_masks = "action_masks" in inspect.signature(policy.predict).parameters
-            if MASK in observation and takes_masks:
-                options["action_masks"] = observation[MASK]
-            observation = {key: observation[key] for key in space}  # type: ignore[attr-defined]
-        return policy.predict(
-            observation, state, episode_start, deterministic, **options
-        )
+        return self._policies[str(space)]
 
 
 def resize_policy(policy: BasePolicy, observation_space: spaces.Space) -> BasePolicy:
@@ -342,16 +360,22 @@ class ActionMaskWrapper(gymnasium.Wrapper):
         self._mask = allowed if allowed.any() else np.ones_like(allowed)
 
 
+def _of_space(space: spaces.Space, observation: Observation) -> Any:
+    """Return an observation without the entries that a Dict lacks."""
+    if not isinstance(space, spaces.Dict):
+        return observation
+    return {key: observation[key] for key in space}
+
+
 def _part(part: Part) -> dict[str, Any]:
     return {"name": part} if isinstance(part, str) else dict(part)
 
 
 def _token_options(space: spaces.Space, options: Mapping[str, Any]) -> TokenOptions:
     accepted = options_of(TokenOptions)
-    for key, value in options.items():
+    for key in options:
         if key not in accepted:
             raise unknown_key(key, {**options_of(SetExtractor), **accepted})
-        check_argument(key, value, accepted[key].annotation)
     # SB3 puts the channels of images first, and changes the space accordingly.
     parts = space.values() if isinstance(space, spaces.Dict) else (space,)
     is_first = any(
