@@ -89,12 +89,15 @@ def test_a_class_of_ones_own_is_trained(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "training"),
-    [("stable_baselines.py", "--timesteps=1024"), ("rllib.py", "--iterations=1")],
+    [
+        ("stable_baselines.py", "--timesteps=1024 --extractor=flat"),
+        ("rllib.py", "--iterations=1"),
+    ],
 )
 def test_a_model_from_elsewhere_is_measured(
     script: str, training: str, tmp_path: Path
 ) -> None:
-    words = (training, "--episodes=4", "--out=measured")
+    words = (*training.split(), "--episodes=4", "--out=measured")
     # RLlib by itself writes to ~/ray_results; the package, as a test asserts, does not.
     printed = run(script, *words, cwd=tmp_path, HOME=str(tmp_path))
     content = json.loads((tmp_path / "measured" / "results.json").read_text())
@@ -104,6 +107,17 @@ def test_a_model_from_elsewhere_is_measured(
     assert "takes 8 tokens and fails on 40" in rows["trained", "inject"]["missing"]
     assert rows["heuristic", "clean"]["mean"] > rows["random", "clean"]["mean"]
     assert "not measured: inject" in printed
+
+
+@pytest.mark.slow
+def test_a_model_of_stable_baselines_is_trained_on_sets(tmp_path: Path) -> None:
+    words = ("--timesteps=1024", "--episodes=4", "--out=measured")
+    printed = run("stable_baselines.py", *words, cwd=tmp_path)
+    content = json.loads((tmp_path / "measured" / "results.json").read_text())
+    rows = {(row["policy"], row["perturbation"]): row for row in content["results"]}
+    assert abs(rows["trained", "shuffle"]["drop"]) < 1e-4
+    assert rows["trained", "inject"]["mean"] is not None
+    assert "with 1-3-28 instead of 1-3-4" in printed
 
 
 @pytest.mark.slow

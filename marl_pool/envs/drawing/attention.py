@@ -77,7 +77,7 @@ def draw_attention(
         raise InputError(f"observer: expected x and y, got {start.tolist()}")
     # What is absent gets no line.
     present = np.isfinite(points).all(1)
-    heads = np.nan_to_num(heads[:, present], nan=0.0)
+    heads = np.where(np.isnan(heads), 0.0, heads)[:, present]
     if not ((heads >= 0) & np.isfinite(heads)).all():
         raise InputError("weights: expected finite numbers of at least 0")
     for number, head in enumerate(heads):
