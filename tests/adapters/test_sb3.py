@@ -227,7 +227,12 @@ def test_every_head_in_an_extractor(name, options):
         (PPO, spaces.Box(-1, 1, (2,)), {"n_steps": 32, "batch_size": 16}),
         (A2C, spaces.MultiDiscrete([2, 3]), {}),
         (DQN, spaces.Discrete(5), {"learning_starts": 16, "buffer_size": 99}),
-        (SAC, spaces.Box(-1, 1, (2,)), {"learning_starts": 64, "buffer_size": 99}),
+        pytest.param(
+            SAC,
+            spaces.Box(-1, 1, (2,)),
+            {"learning_starts": 64, "buffer_size": 99},
+            marks=pytest.mark.slow,
+        ),
         (MaskablePPO, spaces.Discrete(5), {"n_steps": 32, "batch_size": 16}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -328,6 +333,33 @@ def test_rows_of_any_number():
     np.testing.assert_allclose(SetModel(model)(longer), actions, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("algorithm", [PPO, SAC], ids=lambda cls: cls.__name__)
+def test_attention_weights(algorithm):
+    options = {"pooling": {"name": "ada", "num_heads": 2}}
+    model = make(algorithm, TOKENS, spaces.Box(-1, 1, (2,)), **options)
+    observation = batch(TOKENS)
+    observation["padding"][:, 0] = 0
+    observation["features"][:, 0] = 0.5
+    weights = SetModel(model).attention_weights(observation)
+    assert weights.shape == (3, 2, NUM_TOKENS)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    padded = np.broadcast_to(observation["padding"][:, None] == 1, weights.shape)
+    assert (weights[padded] == 0).all()
+    # SB3 preprocesses the tokens of the network alike.
+    extractor = next(m for m in model.policy.modules() if isinstance(m, SetExtractor))
+    tensors = {key: torch.from_numpy(part).float() for key, part in observation.items()}
+    np.testing.assert_allclose(extractor.weights(tensors).detach(), weights, atol=1e-6)
+    alone = {key: part[1] for key, part in observation.items()}
+    np.testing.assert_allclose(
+        SetModel(model).attention_weights(alone), weights[1], atol=1e-6
+    )
+
+
+def test_heads_without_attention():
+    model = make(PPO, TOKENS, spaces.Discrete(2), pooling="max")
+    assert SetModel(model).attention_weights(batch(TOKENS)) is None
+
+
 def test_masks_hold_in_predictions():
     model = make(MaskablePPO, MASKED, spaces.Discrete(5))
     observation = batch(MASKED, 32)
@@ -362,6 +394,7 @@ def test_masks_of_environments(source, action_space, mask):
     assert wrapped.action_masks().all()
 
 
+@pytest.mark.slow
 def test_a_shuffle_costs_nothing():
     env = gymnasium.make("marl_pool.envs:marl_pool/simple_centroid-v0", num_noise=2)
     extractor = {"features_extractor_class": SetExtractor}
