@@ -6,7 +6,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from marl_pool.evaluation.callable_policy import Act
+from marl_pool.envs.pettingzoo.gymnasium_ids import EnvFactory, env_options
+from marl_pool.evaluation.callable_policy import Act, Predictor
 from marl_pool.evaluation.evaluate import evaluate_target, write_results
 from marl_pool.evaluation.load import target_from_policies
 from marl_pool.evaluation.measure import EvaluationResults
@@ -23,8 +24,8 @@ SUITE_KEYS = ("perturbations", "transfer")
 
 
 def evaluate(
-    policy: Policy | Act | Mapping[str, Policy | Act],
-    env: str | Mapping[str, Any],
+    policy: Policy | Act | Predictor | Mapping[str, Policy | Act | Predictor],
+    env: str | EnvFactory | Mapping[str, Any],
     *,
     suite: str | Mapping[str, Any] = "quick",
     episodes: int = 256,
@@ -39,16 +40,21 @@ def evaluate(
     out: str | Path | None = None,
     plugins: Iterable[str] = (),
 ) -> EvaluationResults:
-    """Measure the robustness of a policy: one of this package, or any function.
+    """Measure the robustness of a policy: one of this package, or any model.
 
-    ``marl_pool.evaluate(lambda obs: model.predict(obs)[0], "simple_centroid")``
-    evaluates a model of Stable-Baselines3; see ``examples/``. It plays the same
-    episodes as ``marl-pool evaluate``, which evaluates a run.
+    ``marl_pool.evaluate(model, "CartPole-v1")`` evaluates a model of
+    Stable-Baselines3, which meets perturbed observations of its own space; see
+    ``examples/``. A perturbation that the space cannot express is a row with the
+    reason. It plays the same episodes as ``marl-pool evaluate``, which evaluates a run.
 
     Args:
-        policy: policy, or function of observations (see `CallablePolicy`). By group if
-            an environment has several groups of agents; a single one plays them all.
-        env: a registered name, or ``{"name": …, **options}``.
+        policy: policy, function of observations or object with ``predict`` (see
+            `CallablePolicy`). By group if an environment has several groups of agents;
+            a single one plays them all.
+        env: a registered name, an id of Gymnasium, or a function that makes a
+            Gymnasium or PettingZoo environment; with options ``{"name": …,
+            **options}``, where ``{"name": "pettingzoo", "module": …}`` takes an id or a
+            function and says how observations become tokens, such as ``"presence": 0``.
         suite: a name of ``configs/suite``, or ``{"perturbations": […], "transfer":
             […]}`` as in its files. The analyses of some suites are made of runs only.
         episodes: episodes for each perturbation and severity, in as many paired
@@ -109,8 +115,8 @@ def evaluate(
     # Build the target and the transfer environments.
     name = title or (folder.name if folder else "")
     # Transfer environments of a file may not import what the user did not name.
-    allowed = {*plugins, *texts_in(env)} if from_file else None
-    options = {"name": env} if isinstance(env, str) else env
+    options = env_options(env)
+    allowed = {*plugins, *texts_in(options)} if from_file else None
     options = check_section("env", options, GROUPS["env"])
     target = target_from_policies(
         policy, options, name=name, seed=seed, device=device, plugins=allowed

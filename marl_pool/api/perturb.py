@@ -454,8 +454,9 @@ def _token_specs(env: Any) -> Mapping[Any, TokenSpec]:
         if not hasattr(env, "env"):
             return {}
         env = env.env
-    is_parallel = isinstance(env, ParallelTokenObservation)
-    return env.token_specs if is_parallel else {ALONE: env.token_spec}
+    if isinstance(env, TokenObservation):
+        return {ALONE: env.token_spec}
+    return env.token_specs
 
 
 def _perturbation(

@@ -17,6 +17,7 @@ from marl_pool.envs.drawing.frames import fit_square, to_rgb
 from marl_pool.envs.drawing.marks import Glyphs, draw_perceived, draw_perceived_patches
 from marl_pool.envs.patches import PatchGrid
 from marl_pool.observations.masks import MASK
+from marl_pool.observations.view import TokenView
 from marl_pool.options.types import Episodes, NonNegativeInt
 from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies.actions import ActionSpec
@@ -42,6 +43,11 @@ class AgentGroup:
     has_action_masks: bool = field(default=False, kw_only=True)
     """True if every observation says which options of the choices are allowed, by
     `Tokens.action_mask`."""
+    view: TokenView | None = field(
+        default=None, kw_only=True, compare=False, repr=False
+    )
+    """How the observations of a foreign environment become tokens, and the way back;
+    None where they are tokens."""
 
     def __post_init__(self) -> None:
         shape = self.num_agents, self.tokens.num_tokens, self.tokens.num_features

@@ -1,8 +1,9 @@
-"""Any function from observations to actions, as a policy."""
+"""Any function from observations to actions, or model that predicts, as a policy."""
 
+import inspect
 from collections.abc import Callable
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,48 +12,73 @@ from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.observations.masks import MASK
+from marl_pool.perturbations.base import Perturbation
+from marl_pool.perturbations.membership import Occlude
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Stream
 
-Act = Callable[[dict[str, np.ndarray]], ArrayLike]
-"""Takes observations ``{"features", "types", "padding"}`` of many agents at once, and
-``"action_mask"`` where the environment has one."""
+Act = Callable[[Any], ArrayLike]
+"""Takes observations of many agents at once; see `CallablePolicy`."""
+
+
+class Predictor(Protocol):
+    """A model such as those of Stable-Baselines3."""
+
+    def predict(self, observation: Any, /, *arguments: Any, **options: Any) -> Any:
+        """Return actions, perhaps in a tuple with a state."""
 
 
 class CallablePolicy(Policy):
-    """A function as a policy without memory.
+    """A function, or a model that predicts, as a policy without memory.
 
-    The function decides by itself whether it samples: ``explore`` is ignored.
+    It takes observations of the environment's own space, in a batch as of
+    ``gymnasium.vector``: arrays ``(B, …)``, or a dict or tuple of them, where B counts
+    environments times agents. What a perturbation did to tokens is done to these (see
+    `TokenView.observations`). Where observations are tokens, they are a dictionary of
+    ``features (B, N, F)``, ``types (B, N)`` and ``padding (B, N)``, and ``action_mask
+    (B, n)`` bool, True = allowed, where there is one.
+
+    A function decides by itself whether it samples. A model's ``predict`` receives
+    ``deterministic`` and ``action_masks`` if these are its parameters.
 
     Args:
-        act: takes a dictionary of arrays whose first dimension B counts environments
-            times agents: ``features (B, N, F)``, ``types (B, N)`` and ``padding
-            (B, N)``, in the dtypes of the env's observation space, and ``action_mask
-            (B, n)`` bool, True = allowed, where there is one. Returns actions as
-            `ActionSpec` has them: ``(B, A)`` in the units of a Box, which clips them;
-            ``(B,)`` of a Discrete space; ``(B, K)`` of several choices, each counted
-            from 0; or ``(B, K + A)``, the choices before the numbers of a Box.
+        act: returns actions as `ActionSpec` has them: ``(B, A)`` in the units of a Box,
+            which clips them; ``(B,)`` of a Discrete space; ``(B, K)`` of several
+            choices, each counted from 0; or ``(B, K + A)``, the choices before the
+            numbers of a Box.
         group: group of agents that it plays.
 
     Raises:
-        InputError: ``act`` cannot be called.
+        InputError: ``act`` neither can be called nor predicts, or tokens cannot become
+            observations again.
 
     `act` raises `InputError` for actions of another shape or dtype, or that are not
     finite, and `UnfitTokensError` if the function fails on another number of tokens
-    than the environment's, which some perturbations change.
+    than the environment's, which some perturbations change, or if its space cannot
+    hold the perturbed tokens.
     """
 
-    def __init__(self, act: Act, group: AgentGroup) -> None:
+    def __init__(self, act: Act | Predictor, group: AgentGroup) -> None:
         super().__init__()
-        if not callable(act):
+        self.group = group
+        if hasattr(act, "predict"):
+            self._act = _predictor(act)
+        elif callable(act):
+            self._act = lambda observation, mask, explore: act(observation)
+        else:
             raise InputError(
-                f"policy: expected a function of observations or a Policy, "
-                f"got {type(act).__name__}"
+                "policy: expected a function of observations, a model with predict or "
+                f"a Policy, got {type(act).__name__}"
             )
-        self._act, self.group = act, group
+        if group.view is not None:
+            # A space without a way back is refused before any episode.
+            blank = group.view.arrays(1).items()
+            group.view.observations(
+                group.view.tokens({name: torch.from_numpy(a) for name, a in blank})
+            )
         # Several threads play cases, which a foreign library may not support.
         self._lock = Lock()
 
@@ -69,12 +95,14 @@ class CallablePolicy(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        flat = tokens.flatten_batch().columns
-        observation = {name: column.cpu().numpy() for name, column in flat.items()}
+        flat = tokens.flatten_batch()
+        columns = {name: column.cpu().numpy() for name, column in flat.columns.items()}
+        view, mask = self.group.view, columns.get(MASK)
+        observation = columns if view is None else view.observations(flat)
         shape, device = tokens.batch_shape, tokens.types.device
         with self._lock:
             try:
-                actions = self._act(observation)
+                actions = self._act(observation, mask, explore)
             except Exception as error:
                 # A function made for N tokens may fail on another number of them.
                 expected = self.group.tokens.num_tokens
@@ -87,12 +115,27 @@ class CallablePolicy(Policy):
                 ) from error
             # Copy before the next call: the function may fill the same array again.
             valid_actions = self._checked(actions, shape.numel())
-        if MASK in observation:
-            _validate_allowed(valid_actions, observation[MASK], self.group.actions)
+        if mask is not None:
+            _validate_allowed(valid_actions, mask, self.group.actions)
         # A function has neither log-probabilities nor values.
         action = torch.as_tensor(valid_actions, device=device).unflatten(0, shape)
         zeros = torch.zeros(shape, device=device)
         return Decision(action, zeros, zeros, zeros[..., None], state)
+
+    def misfit(self, perturbation: Perturbation) -> str:
+        """Return the reason why the observations' space has no such perturbation.
+
+        Empty if it may have it; `act` raises for tokens that it cannot hold.
+        """
+        if self.group.view is None:
+            return ""
+        slots = self.group.view.slots
+        if perturbation.reorders and not slots.have_order:
+            return "in the observation space every token has its own place"
+        hides = isinstance(perturbation, Occlude) and perturbation.mode == "drop"
+        if hides and not any(slots.optional):
+            return "the observation space cannot say that a token is absent"
+        return ""
 
     def _checked(self, output: ArrayLike, count: int) -> np.ndarray:
         """Return ``count`` actions in the dtype of the action space."""
@@ -117,6 +160,32 @@ class CallablePolicy(Policy):
             raise InputError("policy: expected finite actions, got NaN or infinity")
         _validate_choices(actions, spec)
         return actions.astype(np.int64 if spec.integral else np.float32)
+
+
+def _predictor(
+    model: Any,
+) -> Callable[[Any, np.ndarray | None, bool], ArrayLike]:
+    """Return the ``predict`` of a model as a function of what `CallablePolicy` has."""
+    parameters = inspect.signature(model.predict).parameters
+
+    def act(observation: Any, mask: np.ndarray | None, explore: bool) -> ArrayLike:
+        options: dict[str, Any] = {}
+        if "deterministic" in parameters:
+            options["deterministic"] = not explore
+        if "action_masks" in parameters and mask is not None:
+            options["action_masks"] = mask
+        prediction = model.predict(observation, **options)
+        if not isinstance(prediction, tuple):
+            return prediction
+        actions, state = prediction
+        if state is not None:
+            raise InputError(
+                f"policy: expected a model without memory, got {type(model).__name__}, "
+                "whose predict returns a state"
+            )
+        return actions
+
+    return act
 
 
 def _choices(actions: np.ndarray, spec: ActionSpec) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.evaluation.callable_policy import CallablePolicy
 from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER, Result
 from marl_pool.evaluation.settings import PerturbationLevels
 from marl_pool.options.names import resolve
@@ -128,6 +129,8 @@ def cases_of(
             # One that does not fit these tokens leaves a reason in its rows.
             try:
                 change = perturb({"name": name, **options, "severity": severity}, env)
+                if reason := _misfit(policies, change):
+                    raise UnfitTokensError(reason)
                 perturbed.append(replace(case, perturbation=change))
             except UnfitTokensError as error:
                 perturbed.append(replace(case, missing=str(error)))
@@ -151,6 +154,14 @@ def cases_of(
         for transfer in transfers
     ]
     return [Case(TRAINED, policies), *perturbed, *transfer_cases]
+
+
+def _misfit(policies: Mapping[str, Policy], perturbation: Perturbation) -> str:
+    """Return the reason why a policy's observations have no such perturbation."""
+    foreign = (
+        policy for policy in policies.values() if isinstance(policy, CallablePolicy)
+    )
+    return next(filter(None, (policy.misfit(perturbation) for policy in foreign)), "")
 
 
 def perturb(config: Mapping[str, Any], env: BatchedEnv) -> Perturbation:

@@ -8,7 +8,7 @@ import torch
 
 from marl_pool.envs.description import describe_env
 from marl_pool.envs.scripted import is_scripted, scripted_policy
-from marl_pool.evaluation.callable_policy import Act, CallablePolicy
+from marl_pool.evaluation.callable_policy import Act, CallablePolicy, Predictor
 from marl_pool.evaluation.settings import TargetSettings
 from marl_pool.evaluation.target import EvaluationTarget, Policies, to_float64
 from marl_pool.options.names import trust
@@ -79,7 +79,7 @@ def target_from_run(
 
 
 def target_from_policies(
-    policy: Policy | Act | Mapping[str, Policy | Act],
+    policy: Policy | Act | Predictor | Mapping[str, Policy | Act | Predictor],
     env: Mapping[str, Any],
     *,
     name: str = "",

@@ -18,7 +18,16 @@ from marl_pool.envs.pettingzoo.env_copy import (
     build_env,
 )
 from marl_pool.envs.pettingzoo.teams import StepArrays, make_teams
-from marl_pool.envs.pettingzoo.views import Channels, Indices, Names, Padding, ViewMaker
+from marl_pool.envs.pettingzoo.views import (
+    Channels,
+    Drop,
+    Indices,
+    MaxTokens,
+    Names,
+    Padding,
+    Presence,
+    ViewMaker,
+)
 from marl_pool.envs.pettingzoo.workers import EnvWorkers
 from marl_pool.envs.simulation import ActionLog, ReplayedEnv, Simulator, reset_seeds
 from marl_pool.observations.masks import MASK
@@ -46,7 +55,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     environment, so they pay where a step of the batch takes long, which
     ``docs/benchmarks.md`` measures: not with more processes than idle cores.
 
-    *Observations* of any space but Text, Graph, Sequence and OneOf become tokens. A
+    *Observations* of any space but Text, Graph and OneOf become tokens. A
     vector is converted by a tokenizer. A dict of ``features``, ``types`` and
     ``padding`` is tokens already. A matrix ``(N, F)`` is N tokens, one for each row. An
     image ``(H, W, C)``, or ``(H, W)`` of bytes, is cut into patches, each with its row
@@ -116,6 +125,11 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         padding: ``zero_rows`` for rows of a matrix that are no tokens where all their
             numbers are 0; None for rows that are all tokens.
         presence: index of the feature that is 0 in rows of a matrix that are no tokens.
+        presence_keys: by the path of a set in a Dict, the path of the entry that is 1
+            where there is a token and 0 where there is none.
+        padding_keys: the same for entries that are 1 where there is no token.
+        slices: named ranges of a vector, ``[start, stop]`` for one token, or a mapping
+            of ``start``, ``count``, ``features`` and perhaps ``presence`` for several.
         type_features: indices of the features of a matrix's row, the largest of which
             says its type.
         patch: height and width of an image's patches in pixels; None for the smallest
@@ -125,6 +139,9 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             Equal names make one type; ``self`` names the observer's own tokens.
         signal_types: names of the types that matter for the task; the others are noise.
         positions: indices of the features that hold a token's position.
+        max_tokens: number of slots that tokens are padded to; a Sequence needs it.
+        drop: which elements of a longer Sequence are no tokens, the ``last`` or the
+            ``farthest`` by their ``positions``; None to refuse it.
         max_steps: steps until truncation, unless the environment ends earlier.
         workers: processes that step the environments, at most one for each of them; 1
             for none besides this process. Results are the same, to the bit.
@@ -144,13 +161,18 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         tokenizer: str | None = None,
         groups: dict[str, list[str]] | None = None,
         padding: Padding | dict[str, Padding] | None = None,
-        presence: NonNegativeInt | dict[str, NonNegativeInt] | None = None,
+        presence: NonNegativeInt | dict[str, Presence] | None = None,
+        presence_keys: dict[str, str | dict[str, str]] | None = None,
+        padding_keys: dict[str, str | dict[str, str]] | None = None,
+        slices: dict[str, Any] | None = None,
         type_features: Indices | dict[str, Indices] | None = None,
         patch: Size | dict[str, Size] | None = None,
         channels: Channels | dict[str, Channels] = "last",
         token_types: Names | dict[str, Names] | None = None,
         signal_types: Names | dict[str, Names] | None = None,
         positions: Indices | dict[str, Indices] | None = None,
+        max_tokens: Size | dict[str, MaxTokens] | None = None,
+        drop: Drop | dict[str, Drop] | None = None,
         max_steps: Episodes = 1000,
         workers: Processes = 1,
         **common: Unpack[EnvOptions],
@@ -166,12 +188,17 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         by_option = {
             "padding": padding,
             "presence": presence,
+            "presence_keys": presence_keys,
+            "padding_keys": padding_keys,
+            "slices": slices,
             "type_features": type_features,
             "patch": patch,
             "channels": channels,
             "token_types": token_types,
             "signal_types": signal_types,
             "positions": positions,
+            "max_tokens": max_tokens,
+            "drop": drop,
         }
         self._views = ViewMaker(
             self._teams,
@@ -189,6 +216,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
                 self._views[name].spec,
                 team.batched_action,
                 has_action_masks=MASK in self._views[name].parts,
+                view=None if self._views[name].shows_tokens else self._views[name],
             )
             for name, team in self._teams.items()
         }

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -45,6 +46,21 @@ EXTRA_OF = {"mpe2": "mpe"} | dict.fromkeys(
 """By module of a third party: the extra that installs it."""
 
 
+LOCAL_FACTORIES: dict[str, Factory] = {}
+"""Functions of this process that make environments, by their names in options."""
+
+
+def name_factory(factory: Factory) -> str:
+    """Return a name under which `find_factory` finds a function in this process."""
+    module, kind = getattr(factory, "__module__", ""), type(factory).__name__
+    name = f"{module}:{getattr(factory, '__qualname__', kind)}"
+    numbered = (f"{name}#{number}" for number in itertools.count(2))
+    for candidate in itertools.chain([name], numbered):
+        if LOCAL_FACTORIES.setdefault(candidate, factory) is factory:
+            break
+    return candidate
+
+
 def find_factory(module: str) -> Factory:
     """Return the callable that builds the environments of ``module``.
 
@@ -52,9 +68,11 @@ def find_factory(module: str) -> Factory:
         InputError: the module cannot be imported, has no such callable, or is named in
             a file and not allowed by the user; see `marl_pool.options.names.trust`.
     """
+    if module in LOCAL_FACTORIES:
+        return LOCAL_FACTORIES[module]
     validate_trusted(module, "env.module")
     # A name such as butterfly/pistonball_v6 is one of PettingZoo's registry.
-    if "/" in module:
+    if "/" in module.partition(":")[0]:
         return partial(_make_registered, module)
     # Otherwise it is a module, with or without the name of a callable.
     path, _, attribute = module.partition(":")

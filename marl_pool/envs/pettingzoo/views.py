@@ -15,15 +15,23 @@ from marl_pool.envs.tokenizers import fitting, make_tokenizer
 from marl_pool.envs.tokenizers.base import Observer, Tokenizer
 from marl_pool.observations.make import make_view
 from marl_pool.observations.parts import Part, PlainSpace
+from marl_pool.observations.slots import Slots
 from marl_pool.observations.view import TokenOptions, TokenView
-from marl_pool.options.types import SizeOrZero
+from marl_pool.options.types import NonNegativeInt, Size, SizeOrZero
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
 Padding = Literal["zero_rows"]
 Channels = Literal["first", "last"]
+Drop = Literal["last", "farthest"]
+Presence = NonNegativeInt | dict[str, NonNegativeInt]
+"""Of all matrices, or by the name of each."""
+MaxTokens = Size | dict[str, Size]
+"""Of all tokens, or of each list."""
 Names = list[str]
 Indices = list[SizeOrZero]
+MAPPINGS = ("presence_keys", "padding_keys", "slices")
+"""Options whose values are mappings, also without groups."""
 NUMBERS = "numbers"
 """Name of the part that holds a vector."""
 
@@ -52,7 +60,7 @@ class ViewMaker:
             InputError: options that do not fit the observations or the teams.
         """
         for key, value in self.by_option.items():
-            if isinstance(value, dict) and (unknown := value.keys() - self.teams):
+            if self._is_by_group(key) and (unknown := value.keys() - self.teams):
                 raise InputError(
                     f"env.{key}: expected values by the groups "
                     f"{', '.join(self.teams)}, got {', '.join(sorted(unknown))}"
@@ -89,7 +97,16 @@ class ViewMaker:
 
     def _of_group(self, key: str, group: str) -> Any:
         value = self.by_option[key]
-        return value.get(group) if isinstance(value, dict) else value
+        return value.get(group) if self._is_by_group(key) else value
+
+    def _is_by_group(self, key: str) -> bool:
+        """Return True if an option has values by group."""
+        value = self.by_option[key]
+        if key not in MAPPINGS or value is None:
+            return isinstance(value, dict)
+        return all(
+            isinstance(part, dict) and "start" not in part for part in value.values()
+        )
 
     def _tokenized(
         self, group: str, space: spaces.Box | spaces.MultiBinary
@@ -138,6 +155,19 @@ class TokenizedView(TokenView):
         numbers = parts[NUMBERS].to(self.dtype)
         tokens = self.tokenizer(numbers.flatten(0, -2))
         return tokens.map(lambda part: part.unflatten(0, numbers.shape[:-1]))
+
+    @property
+    @override
+    def slots(self) -> Slots:
+        return self.tokenizer.slots
+
+    @override
+    def invert(self, tokens: Tokens) -> dict[str, Tensor]:
+        return {NUMBERS: self.tokenizer.invert(tokens)}
+
+    @override
+    def join(self, values: Mapping[str, np.ndarray]) -> Any:
+        return values[NUMBERS]
 
     def _validate(self, name: str) -> None:
         # Try the tokenizer on zeros, so that a misfit is found before training.
