@@ -9,6 +9,8 @@ RUN ?= runs/demo
 COVERAGE ?=
 # The minor version of Ray for `make test-ray`.
 RAY ?= 2.58
+# The version of Stable-Baselines3 for `make test-sb3`.
+SB3 ?= 2.7.0
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -18,7 +20,7 @@ PAIR := -n 2 --dist worksteal
 FILES := -n 2 --dist loadfile
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
-.PHONY: help demo test test-all test-ray fast lint types imports quick slow sanitize coverage dist docs bench clean
+.PHONY: help demo test test-all test-ray test-sb3 fast lint types imports quick slow sanitize coverage dist docs bench clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -61,6 +63,13 @@ test-ray: $(BIN)/.dev  ## Trainings and their ends with another minor version of
 	  "import ray; assert ray.__version__.startswith('$(RAY).'), ray.__version__"
 	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY)/site-packages $(BIN)/python -m pytest $(FILES) \
 	  tests/training/test_cluster.py tests/training/test_interrupt.py tests/adapters/test_rllib.py
+
+test-sb3: $(BIN)/.dev  ## Its adapter with another version of Stable-Baselines3: SB3=2.7.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --upgrade --target $(VENV)/sb3-$(SB3) stable-baselines3==$(SB3) sb3-contrib==$(SB3)
+	PYTHONPATH=$(CURDIR)/$(VENV)/sb3-$(SB3) $(BIN)/python -c \
+	  "import stable_baselines3 as sb3; assert sb3.__version__ == '$(SB3)', sb3.__version__"
+	PYTHONPATH=$(CURDIR)/$(VENV)/sb3-$(SB3) $(BIN)/python -m pytest $(FILES) tests/adapters/test_sb3.py
 
 fast: $(BIN)/.dev  ## Unit tests that neither train, nor run a command or a simulator
 	$(PYTEST) $(PAIR) -m "fast and not slow"

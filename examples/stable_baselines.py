@@ -1,9 +1,11 @@
-"""Train a Stable-Baselines3 model, and measure how robust it is.
+"""Train a Stable-Baselines3 model on sets, and measure how robust it is.
 
-    pip install stable-baselines3
-    python examples/stable_baselines.py --timesteps 200000
+    pip install 'marl-pool[sb3,plots]'
+    python examples/stable_baselines.py --timesteps 100000
+    python examples/stable_baselines.py --timesteps 100000 --extractor flat
 
-Its network reads all tokens as one long vector, so a shuffle must harm it.
+With ``SetExtractor`` neither the order nor the number of tokens is fixed. SB3's own
+network, ``flat``, reads all tokens as one long vector, so a shuffle must harm it.
 """
 
 import argparse
@@ -14,30 +16,56 @@ from stable_baselines3 import PPO
 
 import marl_pool
 import marl_pool.envs  # registers the ids
+from marl_pool.adapters.sb3 import SetExtractor, SetModel
 
-COUNTS = "1-3-4"  # agents, signal entities, distractors
+SMALL, LARGE = "1-3-4", "1-3-28"  # agents, signal entities, distractors
 
 
 def main() -> None:
     """Train on the Gymnasium view of an environment, then evaluate."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--timesteps", type=int, default=200_000)
+    parser.add_argument("--timesteps", type=int, default=100_000)
+    parser.add_argument("--extractor", choices=("set", "flat"), default="set")
+    parser.add_argument("--pooling", default="ada")
     parser.add_argument("--episodes", type=int, default=256)
-    parser.add_argument("--out", type=Path, help="folder for tables and plots")
+    parser.add_argument("--out", type=Path, help="new folder for tables and plots")
     arguments = parser.parse_args()
 
-    env = gymnasium.make("marl_pool/simple_centroid-v0", counts=COUNTS)
-    model = PPO("MultiInputPolicy", env, n_steps=1024, gamma=0.9, seed=0)
+    env = gymnasium.make("marl_pool/simple_centroid-v0", counts=SMALL)
+    extractor = {
+        "features_extractor_class": SetExtractor,
+        "features_extractor_kwargs": {"pooling": arguments.pooling},
+    }
+    is_set = arguments.extractor == "set"
+    model = PPO(
+        "MultiInputPolicy",
+        env,
+        n_steps=1024,
+        gamma=0.9,
+        seed=0,
+        policy_kwargs=extractor if is_set else None,
+    )
     model.learn(arguments.timesteps)
 
+    def act(observation):
+        return model.predict(observation, deterministic=True)[0]
+
     marl_pool.evaluate(
-        policy=lambda observation: model.predict(observation, deterministic=True)[0],
-        env={"name": "simple_centroid", "counts": COUNTS},
+        SetModel(model) if is_set else act,
+        env={"name": "simple_centroid", "counts": SMALL},
         suite="quick",
         episodes=arguments.episodes,
-        title="Stable-Baselines3 PPO",
+        title=f"Stable-Baselines3 PPO, {arguments.extractor}",
         out=arguments.out,
     )
+    if is_set:
+        marl_pool.evaluate(
+            SetModel(model),
+            env={"name": "simple_centroid", "counts": LARGE},
+            suite={"perturbations": []},
+            episodes=arguments.episodes,
+            title=f"with {LARGE} instead of {SMALL}",
+        )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from marl_pool.envs import make_heuristic as make_heuristic
     from marl_pool.envs.base import AgentGroup as AgentGroup
     from marl_pool.envs.base import BatchedEnv as BatchedEnv
+    from marl_pool.envs.drawing.attention import draw_attention as draw_attention
     from marl_pool.mask_check import assert_mask as assert_mask
     from marl_pool.mask_check import check_mask as check_mask
     from marl_pool.networks.set_network import SetNetwork as SetNetwork
@@ -70,6 +71,7 @@ LAZY = (
     "marl_pool.envs:make_heuristic",
     "marl_pool.envs.base:AgentGroup",
     "marl_pool.envs.base:BatchedEnv",
+    "marl_pool.envs.drawing.attention:draw_attention",
     "marl_pool.mask_check:assert_mask",
     "marl_pool.mask_check:check_mask",
     "marl_pool.networks.set_network:SetNetwork",

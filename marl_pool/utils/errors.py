@@ -149,6 +149,7 @@ EXTRAS = {
     "ray": "rllib",
     "tensorboardX": "rllib",
     "cma": "evolve",
+    "stable_baselines3": "sb3",
     "matplotlib": "plots",
     "pandas": "plots",
     "cv2": "plots",

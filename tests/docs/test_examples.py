@@ -88,7 +88,7 @@ def test_a_class_of_ones_own_is_trained(
 
 @pytest.mark.slow
 def test_a_model_from_elsewhere_is_measured(tmp_path: Path) -> None:
-    words = ("--timesteps=1024", "--episodes=4", "--out=measured")
+    words = ("--timesteps=1024", "--extractor=flat", "--episodes=4", "--out=measured")
     printed = run("stable_baselines.py", *words, cwd=tmp_path)
     content = json.loads((tmp_path / "measured" / "results.json").read_text())
     rows = {(row["policy"], row["perturbation"]): row for row in content["results"]}
@@ -109,6 +109,17 @@ def test_a_model_is_measured_in_highway_envs_own_space(
     rows = run("highway.py", *words, cwd=tmp_path).splitlines()
     measured = {row.split()[1] for row in rows if row.startswith("trained")}
     assert {"clean", "shuffle", "occlude", "jitter"} <= measured
+
+
+@pytest.mark.slow
+def test_a_model_of_stable_baselines_is_trained_on_sets(tmp_path: Path) -> None:
+    words = ("--timesteps=1024", "--episodes=4", "--out=measured")
+    printed = run("stable_baselines.py", *words, cwd=tmp_path)
+    content = json.loads((tmp_path / "measured" / "results.json").read_text())
+    rows = {(row["policy"], row["perturbation"]): row for row in content["results"]}
+    assert abs(rows["trained", "shuffle"]["drop"]) < 1e-4
+    assert rows["trained", "inject"]["mean"] is not None
+    assert "with 1-3-28 instead of 1-3-4" in printed
 
 
 @pytest.mark.slow

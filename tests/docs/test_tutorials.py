@@ -15,7 +15,7 @@ from helpers.paths import ROOT
 from marl_pool.cli.main import main
 
 FOLDER = ROOT / "docs" / "tutorials"
-PAGES = sorted(path.stem for path in FOLDER.glob("*.md"))
+PAGES = [*sorted(path.stem for path in FOLDER.glob("*.md")), "../libraries/sb3"]
 FENCE = re.compile(r"^```(\{literalinclude\} \S+|\w+)\n(.*?)^```$", re.M | re.S)
 TINY = ["ppo.num_envs=2", "ppo.batch_size=16", "ppo.minibatch_size=8"]
 BRIEF = {
@@ -28,7 +28,7 @@ BRIEF = {
 """Overrides that shorten the commands."""
 SHORTER = {"steps=300": "steps=2", "sample(1024": "sample(16", "Reach(256": "Reach(8"}
 """What takes long in the code, and what is tried instead."""
-TRAINING = ("parts", "train", "environment")
+TRAINING = ("parts", "train", "environment", "../libraries/sb3")
 
 
 class Block(NamedTuple):

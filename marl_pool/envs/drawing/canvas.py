@@ -1,6 +1,6 @@
 """Headless rendering of discs in the plane with OpenCV."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
@@ -110,7 +110,9 @@ def width_of(text: str, line: float) -> int:
     return int(cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, line / 36, 1)[0][0])
 
 
-def draw_line(image: np.ndarray, ends: np.ndarray, color: Color, width: int) -> None:
+def draw_line(
+    image: np.ndarray, ends: np.ndarray, color: Color | int, width: int
+) -> None:
     """Draw a line between two points ``(2, 2)`` in pixels."""
     first, last = (fixed(end) for end in ends)
     cv2 = opencv()
@@ -118,7 +120,11 @@ def draw_line(image: np.ndarray, ends: np.ndarray, color: Color, width: int) -> 
 
 
 def draw_disc(
-    image: np.ndarray, center: np.ndarray, radius: float, color: Color, width: int = -1
+    image: np.ndarray,
+    center: np.ndarray,
+    radius: float,
+    color: Color | int,
+    width: int = -1,
 ) -> None:
     """Draw a disc, or a ring if ``width`` is positive; lengths are in pixels."""
     at, pixels = fixed(center), round(radius * (1 << SHIFT))
@@ -132,8 +138,13 @@ def fixed(point: np.ndarray) -> tuple[int, int]:
     return round(x), round(y)
 
 
-def draw_attention(
-    image: np.ndarray, points: np.ndarray, observer: np.ndarray, weights: np.ndarray
+def draw_lines(
+    image: np.ndarray,
+    points: np.ndarray,
+    observer: np.ndarray,
+    weights: np.ndarray,
+    color: Color = ATTENTION,
+    shift: float = 0.0,
 ) -> None:
     """Draw attention weights as lines; see `Frame.attention`.
 
@@ -142,19 +153,53 @@ def draw_attention(
         points: ``(n, 2)`` pixel coordinates.
         observer: ``(2,)`` the observer's; a point there becomes a halo.
         weights: ``(n,)`` attention weights, at least 0.
+        color: of full attention.
+        shift: distance in pixels of the lines from their ends, to one side.
     """
-    strengths = attention_strengths(weights)
-    # Draw the strongest last, because opaque lines cover earlier ones.
-    for entity in np.argsort(strengths):
-        strength = float(strengths[entity])
-        if strength < MIN_WEIGHT:
-            continue
-        color = blend(ATTENTION, 0.15 + 0.85 * strength)
+    opacity = np.zeros(image.shape[:2], np.uint8)
+    for entity, strength, level in _visible(weights):
         if np.allclose(points[entity], observer):
-            draw_disc(image, observer, MIN_RADIUS + 10 * strength, color)
+            radius = MIN_RADIUS + 10 * strength + 2 * abs(shift)
+            width = -1 if not shift else max(1, round(MAX_WIDTH / 2 * strength))
+            draw_disc(opacity, observer, radius, level, width)
         else:
             line = np.stack((observer, points[entity]))
-            draw_line(image, line, color, max(1, round(MAX_WIDTH * strength)))
+            x, y = line[1] - line[0]
+            line += shift * np.array((-y, x)) / np.hypot(x, y)
+            draw_line(opacity, line, level, max(1, round(MAX_WIDTH * strength)))
+    _mix(image, color, opacity)
+
+
+def draw_rings(
+    image: np.ndarray,
+    points: np.ndarray,
+    weights: np.ndarray,
+    radius: float,
+    color: Color = ATTENTION,
+) -> None:
+    """Draw attention weights as rings around entities; arguments as in `draw_lines`."""
+    opacity = np.zeros(image.shape[:2], np.uint8)
+    for entity, strength, level in _visible(weights):
+        width = max(1, round(MAX_WIDTH * strength))
+        draw_disc(opacity, points[entity], radius, level, width)
+    _mix(image, color, opacity)
+
+
+def _visible(weights: np.ndarray) -> Iterator[tuple[int, float, int]]:
+    """Yield entities that get a line, its strength and its opacity from 0 to 255."""
+    strengths = attention_strengths(weights)
+    # The strongest comes last, because lines cover earlier ones.
+    for entity in np.argsort(strengths):
+        strength = float(strengths[entity])
+        if strength >= MIN_WEIGHT:
+            yield int(entity), strength, round(255 * (0.15 + 0.85 * strength))
+
+
+def _mix(image: np.ndarray, color: Color, opacity: np.ndarray) -> None:
+    """Mix a color into an image by opacities ``(height, width)`` from 0 to 255."""
+    drawn = opacity > 0
+    share, ground = opacity[drawn, None] / 255, image[drawn]
+    image[drawn] = np.rint(share * color + (1 - share) * ground)
 
 
 class Frame:
@@ -183,7 +228,7 @@ class Frame:
             weights: ``(entities,)`` attention weights, at least 0.
         """
         ends = self.projection.project(points)
-        draw_attention(self.image, ends, ends[observer], weights)
+        draw_lines(self.image, ends, ends[observer], weights)
 
     def crosses(self, points: np.ndarray) -> None:
         """Mark the points ``(n, 2)`` with crosses."""

@@ -13,9 +13,9 @@ from marl_pool.envs.drawing.canvas import (
     PAPER,
     Color,
     blend,
-    draw_attention,
     draw_disc,
     draw_line,
+    draw_lines,
     opencv,
     write,
 )
@@ -129,7 +129,7 @@ def draw_perceived(
         # Several tokens at a place share a line.
         spots, spot = np.unique(places, axis=0, return_inverse=True)
         total = np.bincount(spot.flatten(), weights)
-        draw_attention(image, spots, perceived.observer, total)
+        draw_lines(image, spots, perceived.observer, total)
     for token in altered:
         ends = np.stack((true.places[origin[token]], places[token]))
         draw_line(image, ends, blend(INK, 0.6), 1)

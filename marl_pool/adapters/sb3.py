@@ -1,0 +1,412 @@
+"""Stable-Baselines3: set networks as features extractors, and masks for MaskablePPO.
+
+Example::
+
+    from stable_baselines3 import PPO
+    from marl_pool.adapters.sb3 import SetExtractor
+
+    model = PPO(
+        "MultiInputPolicy",
+        env,
+        policy_kwargs=dict(
+            features_extractor_class=SetExtractor,
+            features_extractor_kwargs=dict(pooling="ada", dim=16),
+        ),
+    )
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from typing_extensions import override
+
+from marl_pool.compiled import compile
+from marl_pool.kernels.functional import Activation
+from marl_pool.networks.set_network import SetNetwork
+from marl_pool.observations.make import make_view, split_action_mask, validate_space
+from marl_pool.observations.masks import MASK, read_mask
+from marl_pool.observations.view import TokenOptions
+from marl_pool.options.construction import check_constructor
+from marl_pool.options.signatures import options_of, unknown_key
+from marl_pool.options.types import (
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    SizeOrZero,
+)
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError, explain_missing_modules
+
+with explain_missing_modules():
+    from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.policies import BasePolicy
+    from stable_baselines3.common.preprocessing import (
+        is_image_space,
+        is_image_space_channels_first,
+    )
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+Observation = np.ndarray | Mapping[str, np.ndarray]
+"""Of one environment, or of several with a first dimension for them."""
+Part = str | Mapping[str, Any]
+
+
+class SetExtractor(BaseFeaturesExtractor):
+    """A `SetNetwork` in the place of Stable-Baselines3's features extractor.
+
+    It takes any observation space that `make_view` does and SB3 accepts: a Dict of
+    ``features``, ``types`` and ``padding``, a Box of ``(N, F)``, a Dict of named sets
+    and vectors. An entry ``action_mask`` is no token; see `ActionMaskWrapper`.
+
+    The initial weights are those of `SetNetwork`: SB3's ``ortho_init`` concerns only
+    the layers behind the extractor. The compiled kernel computes what it can, in
+    training too; see `marl_pool.compile`.
+
+    Args:
+        observation_space: the policy's; SB3 passes it.
+        pooling: a name, or ``{"name": …, **options}``; heads without memory.
+        encoder: a name, or ``{"name": …, **options}``.
+        dim: the encoder's option ``dim``, the width of its vectors; None for its
+            default.
+        num_layers: the encoder's option; None for its default.
+        num_heads: the encoder's option; None for its default.
+        type_embedding: width of the learned type embedding; 0 for none.
+        input_activation: applied to the projected tokens; None for none.
+        init_std: standard deviation of the initial weights.
+        dropout: probability in the encoder while training, in [0, 1).
+        token_dropout: probability, while training, that a token is hidden, in [0, 1).
+        normalize_images: as in ``policy_kwargs``: True if SB3 divides images by 255.
+        **options: options of `TokenOptions`, such as ``presence=0``.
+
+    Raises:
+        InputError: a space that cannot become tokens, an unknown name, a wrong option,
+            or a head with a memory.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        *,
+        pooling: Part = "ada",
+        encoder: Part = "transformer",
+        dim: PositiveInt | None = None,
+        num_layers: PositiveInt | None = None,
+        num_heads: PositiveInt | None = None,
+        type_embedding: SizeOrZero = 4,
+        input_activation: Activation | None = "gelu",
+        init_std: PositiveFloat = 0.2,
+        dropout: Probability = 0.0,
+        token_dropout: Probability = 0.0,
+        normalize_images: bool = True,
+        **options: Any,
+    ) -> None:
+        validate_space(observation_space, "observation space")
+        space, _ = split_action_mask(observation_space)
+        view = make_view(space, _token_options(space, options))
+        sizes = {"dim": dim, "num_layers": num_layers, "num_heads": num_heads}
+        network = SetNetwork(
+            view.spec,
+            encoder=_part(encoder)
+            | {key: size for key, size in sizes.items() if size is not None},
+            pooling=_part(pooling),
+            type_embedding=type_embedding,
+            input_activation=input_activation,
+            init_std=init_std,
+            dropout=dropout,
+            token_dropout=token_dropout,
+        )
+        if network.memory_head is not None:
+            raise InputError(
+                "pooling: expected a head without memory, which SB3's policies cannot "
+                f"carry from step to step, got {_part(pooling)['name']!r}"
+            )
+        super().__init__(observation_space, network.dim_out)
+        self.space, self.view, self.normalized = space, view, normalize_images
+        self.network = compile(network)
+
+    def tokens(self, observations: Any) -> Tokens:
+        """Convert observations, preprocessed by SB3, to tokens of batch ``(B,)``.
+
+        Args:
+            observations: ``(B, …)``, or a dict of them: floats, images divided by 255
+                and choices one-hot.
+        """
+        values = self.view.read(_restore(self.space, observations, self.normalized))
+        return self.view.tokens(
+            {
+                name: values[name].to(torch.from_numpy(np.zeros(0, part.dtype)).dtype)
+                if part.dtype.kind != "f"
+                else values[name]
+                for name, part in self.view.parts.items()
+            }
+        )
+
+    @override
+    def forward(self, observations: Any) -> Tensor:
+        return self.network(self.tokens(observations))
+
+    def weights(self, observations: Any) -> Tensor | None:
+        """Return the head's attention weights, ``(B, heads, N)``, or None."""
+        return self.network.weights(self.tokens(observations))
+
+    @override
+    def apply(self, fn: Callable[[nn.Module], None]) -> Self:
+        # Orthogonal matrices would replace the initial weights that heads publish.
+        if getattr(fn, "func", fn) is BasePolicy.init_weights:
+            return self
+        return super().apply(fn)
+
+
+check_constructor(SetExtractor, "features_extractor_kwargs")
+
+
+class SetModel:
+    """A trained model for sets of any size, whatever size it was trained with.
+
+    SB3's ``predict`` takes the sizes of the model's observation space alone. Here each
+    size has a policy that shares the model's weights, made when it is first met.
+
+    Example:
+        >>> marl_pool.evaluate(SetModel(model), env="simple_centroid")
+
+    Args:
+        model: a model of SB3 or sb3-contrib whose features extractor is a
+            `SetExtractor`, with a head that takes any number of tokens.
+    """
+
+    def __init__(self, model: BaseAlgorithm) -> None:
+        self.model = model
+        self._policies: dict[str, BasePolicy] = {}
+
+    def __call__(self, observation: Observation) -> np.ndarray:
+        """Return the most likely actions; see `predict`."""
+        return self.predict(observation, deterministic=True)[0]
+
+    def predict(
+        self,
+        observation: Observation,
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Return actions and state, as ``model.predict`` does.
+
+        Entries that the model's space lacks are ignored, but an ``action_mask`` holds
+        for a policy that takes masks.
+
+        Raises:
+            InputError: sizes that no observation of the space has, or a head that takes
+                only the number of tokens that it was trained with.
+        """
+        policy = self._policy(observation)
+        options = {}
+        takes_masks = "action_masks" in inspect.signature(policy.predict).parameters
+        if takes_masks and isinstance(observation, Mapping) and MASK in observation:
+            options["action_masks"] = observation[MASK]
+        observed = _of_space(policy.observation_space, observation)
+        return policy.predict(observed, state, episode_start, deterministic, **options)
+
+    @torch.no_grad()
+    def attention_weights(self, observation: Observation) -> np.ndarray | None:
+        """Return the pooling head's weights of the tokens; None for a head without.
+
+        They are ``(heads, N)``, or ``(B, heads, N)`` for several observations. Where a
+        policy has several extractors, as in SAC, they are the actor's.
+        """
+        policy = self._policy(observation)
+        policy.set_training_mode(False)
+        extractor = next(m for m in policy.modules() if isinstance(m, SetExtractor))
+        observed = _of_space(policy.observation_space, observation)
+        tensors, several = policy.obs_to_tensor(observed)
+        # SB3's preprocessing comes before whatever is called in an extractor's place.
+        weights = BasePolicy.extract_features(policy, tensors, extractor.weights)  # type: ignore[arg-type]
+        if weights is None:
+            return None
+        return weights.cpu().numpy() if several else weights[0].cpu().numpy()
+
+    def _policy(self, observation: Observation) -> BasePolicy:
+        space = fitted_space(self.model.observation_space, observation)
+        if str(space) not in self._policies:
+            policy = resize_policy(self.model.policy, space)
+            self._policies[str(space)] = policy
+        return self._policies[str(space)]
+
+
+def resize_policy(policy: BasePolicy, observation_space: spaces.Space) -> BasePolicy:
+    """Return a policy with the same weights for observations of another space.
+
+    The parameters are shared: training either policy counts for both.
+
+    Args:
+        policy: ``model.policy``, whose features extractor is a `SetExtractor`.
+        observation_space: its space with another number of tokens.
+
+    Raises:
+        InputError: a head that takes only the number of tokens that it has, or a space
+            that differs in more than the number.
+    """
+    data = policy._get_constructor_parameters()
+    # Initial weights are sampled, and then replaced.
+    with torch.random.fork_rng(devices=[]):
+        resized = type(policy)(**{**data, "observation_space": observation_space})
+    # Buffers that no state holds follow device and dtype, too.
+    resized.to(policy.device, next(policy.parameters()).dtype)
+    try:
+        resized.load_state_dict(policy.state_dict(), assign=True)
+    except RuntimeError as error:
+        raise InputError(
+            "observation: expected the number of tokens in the model's space, which "
+            f"its weights depend on, got {observation_space}"
+        ) from error
+    resized.set_training_mode(policy.training)
+    return resized
+
+
+def fitted_space(space: spaces.Space, observation: Observation) -> spaces.Space:
+    """Return a space with the sizes of an observation, or of several.
+
+    Raises:
+        InputError: an entry that is missing, or that has another number of dimensions.
+    """
+    if isinstance(space, spaces.Dict):
+        entries = {}
+        for key, part in space.items():
+            if not isinstance(observation, Mapping) or key not in observation:
+                raise InputError(f"observation: expected the entry {key!r}, got none")
+            entries[key] = fitted_space(part, observation[key])
+        return spaces.Dict(entries)
+    shape, actual = space.shape or (), np.asarray(observation).shape
+    size = actual[len(actual) - len(shape) :]
+    if len(actual) - len(shape) not in (0, 1):
+        raise InputError(
+            f"observation: expected {shape} with any number of tokens, or several of "
+            f"them, got {actual}"
+        )
+    if size == shape:
+        return space
+    match space:
+        case spaces.MultiBinary():
+            return spaces.MultiBinary(size)
+        case spaces.MultiDiscrete():
+            return spaces.MultiDiscrete(np.resize(space.nvec, size))
+        case spaces.Box():
+            low, high = (
+                np.full(size, bound, space.dtype)
+                for bound in (space.low.min(), space.high.max())
+            )
+            return spaces.Box(low, high, size, space.low.dtype.type)
+    raise InputError(f"observation: expected an element of {space}, got {actual}")
+
+
+class ActionMaskWrapper(gymnasium.Wrapper):
+    """An environment with the method that MaskablePPO asks for masks.
+
+    They are the entry ``action_mask`` of the observation, or else of infos: numbers 0
+    and 1, or bools, in one row or in one for each choice.
+
+    Args:
+        env: its action space consists of choices: Discrete, MultiDiscrete or
+            MultiBinary.
+
+    Raises:
+        InputError: another action space; from `reset` and `step`, no mask or a wrong
+            one.
+    """
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        spec = ActionSpec.of(env.action_space)
+        if not spec.integral:
+            raise InputError(
+                "action space: expected choices, which masks are for, got "
+                f"{env.action_space}"
+            )
+        self._sizes, self._mask = spec.sizes, np.ones(sum(spec.sizes), bool)
+
+    def action_masks(self) -> np.ndarray:
+        """Return the allowed options, ``(n,)`` bool, after the last step or reset."""
+        return self._mask
+
+    @override
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        observation, infos = self.env.reset(seed=seed, options=options)
+        self._keep(observation, infos)
+        return observation, infos
+
+    @override
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, *outcome, infos = self.env.step(action)
+        self._keep(observation, infos)
+        return observation, *outcome, infos
+
+    def _keep(self, observation: Any, infos: Mapping[str, Any]) -> None:
+        observed = isinstance(observation, Mapping) and MASK in observation
+        mask = observation[MASK] if observed else infos.get(MASK)
+        if mask is None:
+            raise InputError(
+                f"{MASK}: expected an entry of the observation or of infos, got none"
+            )
+        allowed = read_mask(mask, self._sizes, MASK)
+        # An agent that does not act may be allowed nothing; SB3 lets it choose.
+        self._mask = allowed if allowed.any() else np.ones_like(allowed)
+
+
+def _of_space(space: spaces.Space, observation: Observation) -> Any:
+    """Return an observation without the entries that a Dict lacks."""
+    if not isinstance(space, spaces.Dict):
+        return observation
+    return {key: observation[key] for key in space}
+
+
+def _part(part: Part) -> dict[str, Any]:
+    return {"name": part} if isinstance(part, str) else dict(part)
+
+
+def _token_options(space: spaces.Space, options: Mapping[str, Any]) -> TokenOptions:
+    accepted = options_of(TokenOptions)
+    for key in options:
+        if key not in accepted:
+            raise unknown_key(key, {**options_of(SetExtractor), **accepted})
+    # SB3 puts the channels of images first, and changes the space accordingly.
+    parts = space.values() if isinstance(space, spaces.Dict) else (space,)
+    is_first = any(
+        isinstance(part, spaces.Box)
+        and is_image_space(part)
+        and is_image_space_channels_first(part)
+        for part in parts
+    )
+    defaults = {"channels": "first"} if is_first else {}
+    return TokenOptions(**{**defaults, **options})
+
+
+def _restore(space: spaces.Space, values: Any, normalized: bool) -> Any:
+    """Undo SB3's preprocessing: numbers of choices for one-hot rows, bytes of images.
+
+    Args:
+        space: of the observations.
+        values: ``(B, …)``, or a dict of them.
+        normalized: True if images were divided by 255.
+    """
+    match space:
+        case spaces.Dict():
+            return {
+                key: _restore(part, values[key], normalized)
+                for key, part in space.items()
+            }
+        case spaces.Discrete():
+            return values.flatten(1).argmax(-1)
+        case spaces.MultiDiscrete():
+            rows = values.flatten(1).split(space.nvec.tolist(), -1)
+            return torch.stack([row.argmax(-1) for row in rows], -1)
+    if normalized and is_image_space(space):
+        return (values * 255).round()
+    return values
