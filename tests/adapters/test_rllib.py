@@ -1,0 +1,449 @@
+"""RLlib's PPO, APPO, DQN and SAC with set networks as encoders, on the real library."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch.utils._pytree import tree_leaves, tree_map
+
+ray = pytest.importorskip("ray")
+
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.bc import BCConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
+from ray.tune.registry import register_env
+
+import marl_pool
+from helpers.samples import SPEC
+from helpers.training import RAY_WARNINGS
+from marl_pool.adapters.rllib import as_policy, set_module_spec
+from marl_pool.options.names import resolve
+from marl_pool.pooling import POOLING, pooling_names
+from marl_pool.pooling.base import MemoryPooling, Pooling
+from marl_pool.utils.errors import InputError
+
+pytestmark = RAY_WARNINGS
+slow = pytest.mark.slow
+
+SMALL: dict[str, Any] = {"dim": 8, "num_layers": 1, "num_heads": 2}
+CONFIGS = {
+    "ppo": PPOConfig,
+    "appo": APPOConfig,
+    "impala": IMPALAConfig,
+    "dqn": DQNConfig,
+    "sac": SACConfig,
+}
+TOKENS = SPEC.space()
+ROWS = spaces.Box(-1, 1, (5, 3))
+CHOICE = spaces.Discrete(3)
+MASKED = spaces.Dict(observation=ROWS, action_mask=spaces.MultiBinary(3))
+HEADS = {name: resolve(name, POOLING, "pooling", Pooling) for name in pooling_names()}
+INVARIANT = [
+    name
+    for name, head in HEADS.items()
+    if head.permutation_invariant and not issubclass(head, MemoryPooling)
+]
+
+
+def make_module(
+    algorithm: str,
+    observations: spaces.Space,
+    actions: spaces.Space = CHOICE,
+    model_config: dict[str, Any] | None = None,
+    **options: Any,
+) -> RLModule:
+    config = CONFIGS[algorithm]()
+    spec = set_module_spec(config, **{**SMALL, **options})
+    config.rl_module(rl_module_spec=spec, model_config=model_config or {})
+    of_module = {DEFAULT_MODULE_ID: (observations, actions)}
+    return config.get_rl_module_spec(spaces=of_module).build()
+
+
+def sampled(space: spaces.Space, count: int, seed: int = 0) -> Any:
+    """A batch of observations as tensors, with no padding in tokens."""
+    space.seed(seed)
+    observations = [space.sample() for _ in range(count)]
+    batch = tree_map(lambda *parts: torch.as_tensor(np.stack(parts)), *observations)
+    if space == TOKENS:
+        batch["padding"] = torch.zeros_like(batch["padding"])
+    return batch
+
+
+def logits(module: RLModule, observations: Any) -> torch.Tensor:
+    with torch.no_grad():
+        outputs = module.forward_inference({Columns.OBS: observations})
+    return outputs[Columns.ACTION_DIST_INPUTS]
+
+
+# Modules, without a cluster
+
+
+@pytest.mark.parametrize("algorithm", CONFIGS)
+@pytest.mark.parametrize(
+    ("space", "options"),
+    [
+        (TOKENS, {}),
+        (ROWS, {}),
+        (ROWS, {"presence": 0}),
+        (spaces.Dict({"self": spaces.Box(-1, 1, (4,)), "others": ROWS}), {}),
+        (spaces.Dict(near=ROWS, far=spaces.Box(-1, 1, (2, 3))), {"pooling": "cls"}),
+        (spaces.Tuple((spaces.Discrete(3), ROWS)), {"encoder": "set_linear"}),
+        (spaces.Box(0, 255, (8, 8, 3), np.uint8), {"pooling": "max"}),
+    ],
+    ids=["tokens", "rows", "presence", "self", "sets", "tuple", "image"],
+)
+def test_every_algorithm_encodes_every_space(
+    algorithm: str, space: spaces.Space, options: dict[str, Any]
+) -> None:
+    if "encoder" in options:
+        options = {**options, "num_layers": None, "num_heads": None}
+    module = make_module(algorithm, space, **options)
+    batch = {Columns.OBS: sampled(space, 6), Columns.NEXT_OBS: sampled(space, 6, 1)}
+    if hasattr(module, "make_target_networks"):
+        module.make_target_networks()
+    outputs = module.forward_train(batch)
+    floats = [leaf for leaf in tree_leaves(outputs) if leaf.requires_grad]
+    sum(leaf.square().sum() for leaf in floats).backward()
+    gradients = {
+        name: parameter.grad
+        for name, parameter in module.named_parameters()
+        if "pi_encoder" in name or "encoder" in name.partition(".")[0]
+    }
+    reached = [g for g in gradients.values() if g is not None and g.any()]
+    assert reached
+    assert all(gradient.isfinite().all() for gradient in reached)
+
+
+def test_rllib_by_itself_has_no_encoder_of_rows() -> None:
+    # The reason for the adapter: https://github.com/ray-project/ray/issues/46631.
+    of_module = {DEFAULT_MODULE_ID: (ROWS, CHOICE)}
+    with pytest.raises(ValueError, match="No default encoder config"):
+        PPOConfig().get_rl_module_spec(spaces=of_module).build()
+    assert logits(make_module("ppo", ROWS), sampled(ROWS, 2)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("pooling", INVARIANT)
+def test_order_changes_no_action(pooling: str) -> None:
+    actions = spaces.Box(-2, 3, (2,))
+    module = make_module("ppo", TOKENS, actions, pooling=pooling)
+    observations = sampled(TOKENS, 16)
+    order = torch.tensor([3, 0, 4, 2, 1])
+    shuffled = {name: part[:, order] for name, part in observations.items()}
+    rounding = {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(
+        logits(module, shuffled), logits(module, observations), **rounding
+    )
+    # Float64 rounds far below the last bit of an action in float32.
+    act = as_policy(module.double())
+    choices, after = (
+        act(tree_map(torch.Tensor.numpy, batch)).astype(np.float32)
+        for batch in (observations, shuffled)
+    )
+    np.testing.assert_array_equal(choices, after)
+    assert len(np.unique(choices)) > 1
+    assert ((choices >= -2) & (choices <= 3)).all()
+
+
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_padding_counts_for_nothing(algorithm: str) -> None:
+    act = as_policy(make_module(algorithm, TOKENS))
+    observations = tree_map(torch.Tensor.numpy, sampled(TOKENS, 8))
+    observations["padding"][:, 3:] = True
+    expected = act(observations)
+    observations["features"][:, 3:] = np.nan
+    observations["types"][:, 3:] = -7
+    np.testing.assert_array_equal(act(observations), expected)
+    # Fewer slots than the space has, and more.
+    for count in (3, 9):
+        width = ((0, 0), (0, max(count - 5, 0)))
+        resized = {
+            "features": np.pad(observations["features"], (*width, (0, 0)))[:, :count],
+            "types": np.pad(observations["types"], width)[:, :count],
+            "padding": np.pad(observations["padding"], width, constant_values=True)[
+                :, :count
+            ],
+        }
+        np.testing.assert_array_equal(act(resized), expected)
+
+
+def test_presence_removes_a_row() -> None:
+    module = make_module("ppo", ROWS, presence=0)
+    rows = sampled(ROWS, 4)
+    rows[:, 2:, 0] = 0
+    changed = rows.clone()
+    changed[:, 2:, 1:] += 1
+    torch.testing.assert_close(logits(module, changed), logits(module, rows))
+    changed[:, 1, 1:] += 1
+    assert not torch.allclose(logits(module, changed), logits(module, rows))
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "appo", "impala", "dqn"])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_only_allowed_actions_are_chosen(algorithm: str, dueling: bool) -> None:
+    settings = {"dueling": dueling} if algorithm == "dqn" else {}
+    module = make_module(algorithm, MASKED, model_config=settings)
+    observations = sampled(MASKED, 64)
+    observations["action_mask"] = torch.eye(3, dtype=torch.int8).repeat(22, 1)[:64]
+    allowed = observations["action_mask"].argmax(-1)
+    batch = {Columns.OBS: observations, Columns.NEXT_OBS: observations}
+    act = as_policy(module)
+    np.testing.assert_array_equal(
+        act(tree_map(torch.Tensor.numpy, observations)), allowed
+    )
+    if algorithm == "dqn":
+        random = module.forward_exploration(batch, t=0)  # epsilon is 1
+        assert (random[Columns.ACTIONS] == allowed).all()
+    if hasattr(module, "make_target_networks"):
+        module.make_target_networks()
+        assert all(
+            (values.argmax(-1) == allowed).all()
+            for values in module.forward_target(batch).values()
+        )
+    trained = module.forward_train(batch)
+    key = "qf_preds" if algorithm == "dqn" else Columns.ACTION_DIST_INPUTS
+    assert (trained[key].argmax(-1) == allowed).all()
+    # An agent that does not act is allowed nothing.
+    observations["action_mask"].zero_()
+    assert set(act(tree_map(torch.Tensor.numpy, observations))) <= {0, 1, 2}
+
+
+def test_masks_of_several_choices_are_joined() -> None:
+    actions = spaces.MultiDiscrete([2, 3])
+    masks = spaces.Tuple((spaces.MultiBinary(2), spaces.MultiBinary(3)))
+    space = spaces.Dict(observation=ROWS, action_mask=masks)
+    act = as_policy(make_module("ppo", space, actions))
+    allowed = (np.eye(2, dtype=np.int8)[[1, 0]], np.eye(3, dtype=np.int8)[[2, 1]])
+    rows = sampled(ROWS, 2).numpy()
+    chosen = act({"observation": rows, "action_mask": allowed})
+    assert np.asarray(chosen).tolist() == [[1, 2], [0, 1]]
+
+
+def test_an_lstm_of_rllib_reads_pooled_rows() -> None:
+    module = make_module("ppo", ROWS, model_config={"use_lstm": True})
+    states = tree_map(
+        lambda state: state.expand(2, *state.shape), module.get_initial_state()
+    )
+    rows = torch.stack([sampled(ROWS, 4), sampled(ROWS, 4, 1)])
+    batch = {Columns.OBS: rows, Columns.STATE_IN: states}
+    outputs = module.forward_inference(batch)[Columns.ACTION_DIST_INPUTS]
+    assert outputs.shape == (2, 4, 3)
+    batch[Columns.OBS] = rows[:, :, [2, 0, 1, 4, 3]]
+    shuffled = module.forward_inference(batch)[Columns.ACTION_DIST_INPUTS]
+    torch.testing.assert_close(shuffled, outputs)
+    with pytest.raises(InputError, match="module: expected one without a state"):
+        as_policy(module)
+
+
+def test_options_of_rllib_count() -> None:
+    config = {"head_fcnet_hiddens": [7], "vf_share_layers": True}
+    module = make_module("ppo", ROWS, model_config=config)
+    shapes = {tuple(parameter.shape) for parameter in module.pi.parameters()}
+    assert (7, 8) in shapes
+    assert not hasattr(module.encoder, "critic_encoder")
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("space", "options", "message"),
+    [
+        (ROWS, {"pooling": "adda"}, "unknown pooling 'adda'"),
+        (ROWS, {"pooling": "attention_neuron"}, "expected a head without memory"),
+        (ROWS, {"pooling": {"name": "ada", "queri": "self"}}, "queri"),
+        (ROWS, {"presense": 0}, "presense: unknown key"),
+        (ROWS, {"presence": 3}, "presence: expected different indices"),
+        (ROWS, {"dim": "8"}, "set_network.dim: expected an integer >= 1"),
+        (spaces.Text(3), {}, "such as a MultiDiscrete"),
+        (TOKENS, {"model_config": {"use_lstm": True}}, "use_lstm: expected False"),
+        (MASKED, {"algorithm": "sac"}, "action_mask: expected none"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(
+    space: spaces.Space, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        make_module(**{"algorithm": "ppo", "observations": space, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_other_algorithms_are_refused() -> None:
+    with pytest.raises(InputError, match="one of PPO, APPO, IMPALA, DQN, SAC, got BC"):
+        set_module_spec(BCConfig())
+
+
+@pytest.mark.parametrize("module", [None, torch.nn.Linear(2, 2)])
+def test_only_a_module_becomes_a_policy(module: Any) -> None:
+    with pytest.raises(InputError, match="module: expected a single RLModule"):
+        as_policy(module)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = "marl_pool.adapters.rllib"
+    monkeypatch.delitem(sys.modules, adapter)
+    monkeypatch.setitem(sys.modules, "ray.rllib.algorithms.algorithm_config", None)
+    with pytest.raises(InputError, match=r'pip install "marl-pool\[rllib\]"'):
+        importlib.import_module(adapter)
+
+
+# Trainings
+
+
+class Rows(gymnasium.Env):
+    """The reward is to choose the number of rows that are present, up to two."""
+
+    observation_space = ROWS
+    action_space = CHOICE
+
+    def __init__(self, config: Any = None) -> None:
+        self.steps = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        reward, self.steps = float(action == self.count), self.steps + 1
+        return self.observe(), reward, self.steps == 8, False, {}
+
+    def observe(self) -> np.ndarray:
+        self.count = int(self.np_random.integers(3))
+        rows = self.np_random.uniform(-1, 1, ROWS.shape).astype(np.float32)
+        rows[:, 0] = np.arange(len(rows)) < self.count
+        return rows
+
+
+CENTROID = {"counts": "1-2-1", "max_steps": 8}
+ID = "marl_pool.envs:marl_pool/simple_centroid-v0"
+LEARNING = {
+    "ppo": {"train_batch_size": 32, "minibatch_size": 16, "num_epochs": 1},
+    "appo": {"train_batch_size": 32},
+    "impala": {"train_batch_size": 32},
+    "dqn": {"train_batch_size": 8, "num_steps_sampled_before_learning_starts": 16},
+    "sac": {"train_batch_size": 8, "num_steps_sampled_before_learning_starts": 16},
+}
+
+
+@pytest.fixture
+def algorithms() -> Iterator[list[Algorithm]]:
+    """Algorithms to stop."""
+    built: list[Algorithm] = []
+    yield built
+    for algorithm in built:
+        algorithm.stop()
+
+
+def train(
+    built: list[Algorithm],
+    name: str,
+    env: Any,
+    env_config: dict[str, Any] | None = None,
+) -> Algorithm:
+    """Train one short iteration in this process."""
+    config = CONFIGS[name]().environment(env, env_config=env_config or {})
+    config.env_runners(num_env_runners=0).training(**LEARNING[name])
+    config.reporting(min_sample_timesteps_per_iteration=32, min_time_s_per_iteration=0)
+    config.debugging(seed=0).learners(num_learners=0)
+    options = {"presence": 0} if env is Rows else {}
+    config.rl_module(rl_module_spec=set_module_spec(config, **SMALL, **options))
+    built.append(config.build_algo())
+    before = built[-1].get_weights()[DEFAULT_MODULE_ID]
+    built[-1].train()
+    torch.set_num_threads(1)
+    after = built[-1].get_weights()[DEFAULT_MODULE_ID]
+    learned = [key for key in before if (before[key] != after[key]).any()]
+    assert any("network.pooling" in key for key in learned)
+    assert any("network.embedding" in key for key in learned)
+    return built[-1]
+
+
+@slow
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        ("ppo", ID),
+        ("ppo", Rows),
+        ("appo", ID),
+        ("impala", Rows),
+        ("dqn", Rows),
+        ("sac", ID),
+    ],
+)
+def test_a_training_is_saved_and_evaluated(
+    name: str, env: Any, algorithms: list[Algorithm], tmp_path: Path
+) -> None:
+    algorithm = train(algorithms, name, env, CENTROID if env == ID else None)
+    module = algorithm.get_module()
+    space = module.observation_space
+    observations = tree_map(torch.Tensor.numpy, sampled(space, 6))
+    actions = as_policy(module)(observations)
+    # The learner has the weights that sample.
+    (learned,) = algorithm.learner_group.foreach_learner(
+        lambda learner: as_policy(learner.module[DEFAULT_MODULE_ID])(observations)
+    )
+    np.testing.assert_array_equal(getattr(learned, "value", learned), actions)
+    # RLlib saves and restores.
+    algorithm.save_to_path(str(tmp_path / "saved"))
+    algorithms.append(Algorithm.from_checkpoint(str(tmp_path / "saved")))
+    restored = as_policy(algorithms[-1].get_module())
+    np.testing.assert_array_equal(restored(observations), actions)
+    if env == ID:
+        rows = evaluated(restored)
+        assert abs(rows["shuffle"].drop) < 1e-5
+        # More tokens than the module was trained with.
+        assert np.isfinite(rows["inject"].mean)
+
+
+def evaluated(policy: Any) -> dict[str, Any]:
+    suite = {"perturbations": [{"name": "shuffle"}, {"name": "inject"}]}
+    env = {"name": "simple_centroid", **CENTROID}
+    results = marl_pool.evaluate(policy, env, suite=suite, episodes=4)
+    return {row.perturbation: row for row in results.rows}
+
+
+@slow
+@pytest.mark.usefixtures("cluster")
+def test_groups_of_agents_have_modules_of_their_own(
+    algorithms: list[Algorithm],
+) -> None:
+    register_env(
+        "tag", lambda _: ParallelPettingZooEnv(marl_pool.make_env("simple_tag"))
+    )
+    groups = marl_pool.make_batched_env("simple_tag", 1).groups
+    config = PPOConfig().environment("tag").env_runners(num_env_runners=0)
+    config.training(**LEARNING["ppo"]).multi_agent(
+        policies=set(groups),
+        policy_mapping_fn=lambda agent, *_, **__: agent.rpartition("_")[0],
+    )
+    specs = {
+        name: set_module_spec(config, **SMALL, pooling=pooling)
+        for name, pooling in zip(groups, ("ada", "max"), strict=True)
+    }
+    config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
+    algorithms.append(config.build_algo())
+    algorithms[-1].train()
+    policies = {name: as_policy(algorithms[-1].get_module(name)) for name in groups}
+    results = marl_pool.evaluate(policies, "simple_tag", episodes=2)
+    assert all(np.isfinite(row.mean) for row in results.rows)
+    with pytest.raises(InputError, match="expected a single RLModule"):
+        as_policy(algorithms[-1].env_runner.module)
