@@ -168,6 +168,8 @@ EXTRAS = {
     "gcsfs": "gcs",
     "optuna": "search",
     "wandb": "wandb",
+    "tensordict": "torchrl",
+    "torchrl": "torchrl",
 }
 """By module that the base installation lacks: the extra that installs it."""
 
