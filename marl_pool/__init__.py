@@ -13,6 +13,11 @@ from marl_pool.version import __version__ as __version__
 if TYPE_CHECKING:
     from marl_pool.api.evaluate import evaluate as evaluate
     from marl_pool.api.perturb import perturb_env as perturb_env
+    from marl_pool.api.tokenize import (
+        ParallelTokenObservation as ParallelTokenObservation,
+    )
+    from marl_pool.api.tokenize import TokenObservation as TokenObservation
+    from marl_pool.api.tokenize import tokenize_env as tokenize_env
     from marl_pool.api.train import train as train
     from marl_pool.compiled import compile as compile
     from marl_pool.encoders import encoder_names as encoder_names
@@ -27,6 +32,9 @@ if TYPE_CHECKING:
     from marl_pool.mask_check import assert_mask as assert_mask
     from marl_pool.mask_check import check_mask as check_mask
     from marl_pool.networks.set_network import SetNetwork as SetNetwork
+    from marl_pool.observations.make import make_view as make_view
+    from marl_pool.observations.view import TokenOptions as TokenOptions
+    from marl_pool.observations.view import TokenView as TokenView
     from marl_pool.perturbations import make_perturbation as make_perturbation
     from marl_pool.perturbations import perturbation_names as perturbation_names
     from marl_pool.perturbations.base import Perturbation as Perturbation
@@ -48,6 +56,9 @@ if TYPE_CHECKING:
 LAZY = (
     "marl_pool.api.evaluate:evaluate",
     "marl_pool.api.perturb:perturb_env",
+    "marl_pool.api.tokenize:ParallelTokenObservation",
+    "marl_pool.api.tokenize:TokenObservation",
+    "marl_pool.api.tokenize:tokenize_env",
     "marl_pool.api.train:train",
     "marl_pool.compiled:compile",
     "marl_pool.encoders:encoder_names",
@@ -62,6 +73,9 @@ LAZY = (
     "marl_pool.mask_check:assert_mask",
     "marl_pool.mask_check:check_mask",
     "marl_pool.networks.set_network:SetNetwork",
+    "marl_pool.observations.make:make_view",
+    "marl_pool.observations.view:TokenOptions",
+    "marl_pool.observations.view:TokenView",
     "marl_pool.perturbations:make_perturbation",
     "marl_pool.perturbations:perturbation_names",
     "marl_pool.perturbations.base:Perturbation",

@@ -1,6 +1,7 @@
 """Perturbation of any env whose observations are tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,7 @@ from pettingzoo.utils import BaseParallelWrapper
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.api.tokenize import ParallelTokenObservation, TokenObservation
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.pettingzoo.teams import by_name
 from marl_pool.finite import validate_finite
@@ -182,6 +184,7 @@ class Perturber:
         self.view = getattr(env.unwrapped, "view", env.unwrapped)
         batched = self.batched
         env_groups = {} if batched is None else batched.groups
+        token_specs = _token_specs(env)
         self.specs: dict[str, TokenSpec] = {}
         self.token_views: dict[Any, TokenDictView] = {}
         for name, agents in self.groups.items():
@@ -194,7 +197,11 @@ class Perturber:
                     f"env: agent {agent!r}: expected observations in a Dict of "
                     f"{', '.join(TOKEN_PARTS)}, got {description}"
                 )
-            self.specs[name] = env_groups[name].tokens if name in env_groups else spec
+            # A space cannot name its types, as these envs can.
+            spec = token_specs.get(agent, spec)
+            if name in env_groups:
+                spec = replace(env_groups[name].tokens, num_tokens=spec.num_tokens)
+            self.specs[name] = spec
             for member in agents:
                 space, _ = split_action_mask(observation_spaces[member])
                 number = space["features"].dtype  # type: ignore[index]
@@ -439,6 +446,17 @@ class Perturber:
         if self.masks[agent] is not None:
             space[MASK] = self.observed[agent][MASK]
         return space
+
+
+def _token_specs(env: Any) -> Mapping[Any, TokenSpec]:
+    """Return the specs by agent of an env of `tokenize_env`, or of a wrapper of one."""
+    while not isinstance(env, TokenObservation | ParallelTokenObservation):
+        if not hasattr(env, "env"):
+            return {}
+        env = env.env
+    if isinstance(env, TokenObservation):
+        return {ALONE: env.token_spec}
+    return env.token_specs
 
 
 def _perturbation(

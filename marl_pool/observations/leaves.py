@@ -1,6 +1,7 @@
 """Spaces inside an observation whose elements are one array, each as tokens."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.observations.parts import Part, PlainSpace
-from marl_pool.observations.patches import cut_patches
+from marl_pool.observations.patches import cut_patches, join_patches
 from marl_pool.observations.view import TokenOptions, validate_indices
+from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
 LARGEST_SET = 64
@@ -34,6 +36,10 @@ class Leaf(ABC):
 
     keeps_bytes = False
     """True if features are uint8, which the embedding scales."""
+    may_be_absent = False
+    """True if the elements say where there is no token."""
+    mixes_types = False
+    """True if a token of any type may be at any place."""
 
     def __init__(
         self,
@@ -62,6 +68,20 @@ class Leaf(ABC):
         shape = (*self._batch(values), self.num_tokens)
         return torch.zeros(shape, dtype=torch.bool, device=values.device)
 
+    @abstractmethod
+    def invert(self, tokens: Tokens) -> Tensor:
+        """Convert tokens of this leaf ``(B, N, …)`` to elements ``(B, …)``.
+
+        Types are counted from the first one of this leaf. The inverse of `features`,
+        `types` and `padding`, except that elements may be out of bounds.
+        """
+
+    def place_types(self) -> list[int]:
+        """Return the type of each place, unless `mixes_types`."""
+        if len(self.type_names) == 1:
+            return [0] * self.num_tokens
+        return [*range(self.num_tokens)]
+
     def _batch(self, values: Tensor) -> torch.Size:
         return values.shape[: values.dim() - len(self.part.shape)]
 
@@ -88,6 +108,10 @@ class VectorLeaf(Leaf):
         shape = (*self._batch(values), self.num_tokens, self.num_features)
         return values.to(dtype).reshape(shape)
 
+    @override
+    def invert(self, tokens: Tokens) -> Tensor:
+        return tokens.features.reshape(-1, *self.part.shape)
+
 
 class RowsLeaf(Leaf):
     """A matrix: each row is a token.
@@ -103,7 +127,10 @@ class RowsLeaf(Leaf):
         self, part: Part, name: str, options: TokenOptions, *, split: bool = False
     ) -> None:
         self.zero_rows = options.padding == "zero_rows"
-        self.presence, self.columns = options.presence, options.type_features
+        self.presence = presence_of(name, options)
+        self.columns = options.type_features
+        self.may_be_absent = self.zero_rows or self.presence is not None
+        self.mixes_types = self.columns is not None
         count = part.shape[0]
         names: tuple[str, ...] = (name or "row",)
         if self.columns is not None:
@@ -130,6 +157,24 @@ class RowsLeaf(Leaf):
         if self.presence is not None:
             padding = padding | (values[..., self.presence] == 0)
         return padding
+
+    @override
+    def invert(self, tokens: Tokens) -> Tensor:
+        features = tokens.features.clone()
+        if self.columns is not None:
+            # The largest of the columns and the one of the type exchange their numbers.
+            columns = torch.tensor(self.columns, device=features.device)
+            largest = columns[features[..., columns].argmax(-1)][..., None]
+            column = columns[tokens.types][..., None]
+            pair = features.gather(-1, largest), features.gather(-1, column)
+            features = features.scatter(-1, column, pair[0])
+            features = features.scatter(-1, largest, pair[1])
+        if self.presence is not None:
+            # A reading of 0, as of a dead sensor, would say that there is no token.
+            readings = features[..., self.presence]
+            silent = (readings == 0) & ~tokens.padding
+            features[..., self.presence] = readings.masked_fill(silent, 1)
+        return features
 
 
 class ChoiceLeaf(Leaf):
@@ -169,6 +214,13 @@ class ChoiceLeaf(Leaf):
         ]
         return torch.cat(coded, -1).to(dtype)
 
+    @override
+    def invert(self, tokens: Tokens) -> Tensor:
+        coded = tokens.features.split(self.widths, -1)
+        options = torch.stack([column.argmax(-1) for column in coded], -1)
+        values = options.reshape(-1, *self.part.shape)
+        return values + self.start.to(values.device)
+
 
 class ImageLeaf(Leaf):
     """An image cut into patches: each is a token of its place and its pixels.
@@ -190,6 +242,7 @@ class ImageLeaf(Leaf):
         self.first = options.channels == "first" and len(part.shape) == 3
         shape = part.shape if len(part.shape) == 3 else (*part.shape, 1)
         height, width, channels = (*shape[1:], shape[0]) if self.first else shape
+        self.size = height, width
         self.patch = options.patch or _default_patch(height, width)
         if self.patch > max(height, width):
             raise InputError(
@@ -227,6 +280,15 @@ class ImageLeaf(Leaf):
             pixels = pixels / 255
         return torch.cat([places.expand(*pixels.shape[:-1], 2), pixels], -1)
 
+    @override
+    def invert(self, tokens: Tokens) -> Tensor:
+        images = join_patches(tokens.features[..., 2:], self.patch, self.size)
+        if self.scaled and images.dtype != torch.uint8:
+            images = images * 255
+        if len(self.part.shape) == 2:
+            return images[..., 0]
+        return images.movedim(-1, -3) if self.first else images
+
 
 def _default_patch(height: int, width: int) -> int:
     patch = 1
@@ -262,14 +324,25 @@ def make_leaf(
         return VectorLeaf(part, name, split=alone and dims == 1)
     if is_image(space, options):
         return ImageLeaf(part, name, options, prefix)
-    if options.presence is not None:
-        validate_indices(f"{prefix}presence", [options.presence], part.shape[1])
+    if (presence := presence_of(name, options)) is not None:
+        validate_indices(f"{prefix}presence", [presence], part.shape[1])
     if options.type_features is not None:
         key = f"{prefix}type_features"
         validate_indices(key, options.type_features, part.shape[1])
     # As many names as rows name the rows.
     split = alone and len(options.token_types or ()) == part.shape[0] > 1
     return RowsLeaf(part, name, options, split=split)
+
+
+def presence_of(name: str, options: TokenOptions) -> int | None:
+    """Return the index of the presence among the features of a matrix; None for none.
+
+    Args:
+        name: path of the matrix, empty for the whole observation.
+        options: how it becomes tokens.
+    """
+    presence = options.presence
+    return presence.get(name) if isinstance(presence, Mapping) else presence
 
 
 def is_image(space: spaces.Space[Any], options: TokenOptions) -> bool:

@@ -39,6 +39,7 @@ class MaskPart:
     part: Part
     sizes: tuple[int, ...]
     """Lengths of the rows of its space, see `mask_sizes`."""
+    space: spaces.Space[Any]
 
     @classmethod
     def of(cls, space: spaces.Space[Any], number: Any) -> Self:
@@ -49,7 +50,15 @@ class MaskPart:
             row = spaces.MultiBinary(sum(sizes))
             if any(np.dtype(row.dtype).kind == "f" for row in rows):
                 row = spaces.Box(-np.inf, np.inf, row.shape, number)
-        return cls(Part.of(row, MASK, number), sizes)  # type: ignore[arg-type]
+        return cls(Part.of(row, MASK, number), sizes, space)  # type: ignore[arg-type]
+
+    def split(self, rows: np.ndarray) -> Any:
+        """Return masks ``(B, L)`` in the form of their space; see `join_masks`."""
+        if not isinstance(self.space, spaces.Tuple):
+            return rows.reshape(-1, *(self.space.shape or ()))
+        masks = np.split(rows, np.cumsum(self.sizes[:-1]), axis=1)
+        pairs = zip(masks, self.space.spaces, strict=True)
+        return tuple(mask.astype(space.dtype) for mask, space in pairs)
 
 
 def join_masks(mask: Any, sizes: tuple[int, ...], name: str = MASK) -> Any:

@@ -113,6 +113,12 @@ class Part:
             self._validate_dtype(array)
         return array
 
+    def nearest(self, array: np.ndarray) -> np.ndarray:
+        """Return elements ``(*B, …)`` of the space that are nearest to an array's."""
+        if self.declared.kind != "f" and array.dtype.kind == "f":
+            array = array.round()
+        return array.clip(self.low, self.high).astype(self.declared)
+
     def misfits(self, array: np.ndarray) -> np.ndarray:
         """Return the numbers of stored elements that are out of bounds, a bool each.
 

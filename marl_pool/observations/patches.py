@@ -25,3 +25,25 @@ def cut_patches(images: Tensor, patch: int, dtype: torch.dtype) -> Tensor:
     # (*B, rows, y, columns, x, C) to (*B, rows, columns, y, x, C)
     ordered = cut.transpose(-4, -3)
     return ordered.reshape(*batch, rows * columns, patch * patch * channels)
+
+
+def join_patches(patches: Tensor, patch: int, size: tuple[int, int]) -> Tensor:
+    """Join patches to images; the inverse of `cut_patches`.
+
+    Args:
+        patches: ``(*B, patches, patch * patch * C)``.
+        patch: height and width of a patch.
+        size: height and width of an image, without what a patch was filled with.
+
+    Returns:
+        ``(*B, H, W, C)``.
+    """
+    height, width = size
+    rows, columns = -(-height // patch), -(-width // patch)
+    *batch, _, numbers = patches.shape
+    channels = numbers // patch**2
+    cut = patches.reshape(*batch, rows, columns, patch, patch, channels)
+    # (*B, rows, columns, y, x, C) to (*B, rows, y, columns, x, C)
+    filled = cut.transpose(-4, -3)
+    images = filled.reshape(*batch, rows * patch, columns * patch, channels)
+    return images[..., :height, :width, :]

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.observations.parts import Part
+from marl_pool.observations.slots import Slots
 from marl_pool.observations.view import SELF_NAME, Arrays, TokenView, read_entries
 from marl_pool.tokens import Tokens, TokenSpec
 
@@ -93,3 +94,22 @@ class TokenDictView(TokenView):
         if self.spec.dtype != "uint8" and not features.is_floating_point():
             features = features.to(self.dtype)
         return Tokens(features, types.long(), padding.bool())
+
+    @property
+    @override
+    def slots(self) -> Slots:
+        count, num_types = self.spec.num_tokens, self.spec.num_types
+        return Slots(
+            slot_kinds=(0,) * count,
+            type_kinds=(0,) * num_types,
+            optional=(True,) * count,
+            type_names=self.spec.type_names,
+        )
+
+    @override
+    def invert(self, tokens: Tokens) -> dict[str, Tensor]:
+        return dict(zip(TOKEN_PARTS, tokens[:3], strict=True))
+
+    @override
+    def join(self, values: Mapping[str, np.ndarray]) -> Any:
+        return {name: values[name] for name in TOKEN_PARTS}

@@ -2,24 +2,31 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from typing_extensions import override
 
 from marl_pool.observations.masks import MASK, MaskPart, join_masks
 from marl_pool.observations.parts import Part, label
-from marl_pool.options.types import Extent
+from marl_pool.observations.slots import Slots
+from marl_pool.options.signatures import check_argument
+from marl_pool.options.types import Extent, NonNegativeInt, Size
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
+WHOLE = "observation"
+"""Name of the part of an observation that is one array."""
 SELF_NAME = "self"
 """Name of the type of the observer's own tokens, which is type 0."""
 Arrays = Mapping[str, np.ndarray]
 """Arrays ``(*B, …)`` by the names of parts."""
+Slices = Mapping[str, tuple[int, int] | Mapping[str, int]]
+"""Ranges of a vector by name; see `TokenOptions`."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,14 @@ class TokenOptions:
     Args:
         padding: ``"zero_rows"`` for rows of zeros that are no tokens; None for rows
             that are all tokens.
-        presence: index of the feature of a row that is 0 where the row is no token.
+        presence: index of the feature of a row that is 0 where the row is no token; for
+            some of several matrices, by the names of their types.
+        presence_keys: by the path of a set in a Dict, the path of the entry ``(N,)``
+            that is 1 where there is a token and 0 where there is none.
+        padding_keys: the same for entries that are 1 where there is no token.
+        slices: named ranges of a vector: ``[start, stop]`` is one token, ``{"start":
+            4, "count": 10, "features": 5}`` ten of five features; with ``"presence":
+            0`` those whose first feature is 0 are none.
         type_features: indices of the features of a row whose largest one is its type.
         patch: height and width of an image's patches in pixels; None for the smallest
             that give no more than `LARGEST_SET` tokens.
@@ -38,16 +52,37 @@ class TokenOptions:
             make one type, and ``self`` names the observer's own tokens.
         signal_types: names of the types that matter for the task; see `TokenSpec`.
         positions: indices of the features that hold a token's position.
+        max_tokens: number of slots that tokens are padded to, or None for as many as
+            the space has. A ``Sequence`` needs it and takes the slots that other
+            entries leave; several take numbers by their paths.
+        drop: which elements of a longer ``Sequence`` are no tokens: the ``"last"`` ones
+            or the ``"farthest"``, by the norm of the features in ``positions``; None to
+            refuse it.
+
+    Raises:
+        InputError: a value of another type, or out of range.
     """
 
     padding: Literal["zero_rows"] | None = None
-    presence: int | None = None
+    presence: NonNegativeInt | Mapping[str, NonNegativeInt] | None = None
+    presence_keys: Mapping[str, str] | None = None
+    padding_keys: Mapping[str, str] | None = None
+    slices: Slices | None = None
     type_features: Sequence[int] | None = None
     patch: int | None = None
     channels: Literal["first", "last"] = "last"
     token_types: Sequence[str] | None = None
     signal_types: Sequence[str] | None = None
     positions: Sequence[Extent] | None = None
+    max_tokens: Size | Mapping[str, Size] | None = None
+    drop: Literal["last", "farthest"] | None = None
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self), include_extras=True)
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value != item.default:
+                check_argument(item.name, value, hints[item.name])
 
 
 class Misfit(NamedTuple):
@@ -69,6 +104,8 @@ class TokenView(ABC):
         arrays = view.arrays(num_envs)
         view.write(arrays, 0, observation)
         tokens = view.tokens({k: torch.from_numpy(v) for k, v in arrays.items()})
+
+    `observations` is the inverse, also of tokens that a perturbation changed.
 
     Args:
         spec: sizes and type names of the tokens.
@@ -142,6 +179,55 @@ class TokenView(ABC):
         # Types under padding may be any number.
         types = tokens.types.clamp(0, len(self._renumbered) - 1)
         return tokens._replace(types=numbers[types])
+
+    @property
+    @abstractmethod
+    def slots(self) -> Slots:
+        """The slots that tokens return to, each with the tokens that it can hold.
+
+        Raises:
+            InputError: tokens that cannot become observations again.
+        """
+
+    @abstractmethod
+    def invert(self, tokens: Tokens) -> dict[str, Tensor]:
+        """Convert tokens in their `slots` ``(B, N, …)`` to values ``(B, …)`` by part.
+
+        The values need not fit the bounds and the dtype of the space.
+        """
+
+    @abstractmethod
+    def join(self, values: Mapping[str, np.ndarray]) -> Any:
+        """Return the observations ``(B, …)`` of values by part; inverse of `read`."""
+
+    def observations(self, tokens: Tokens) -> Any:
+        """Convert tokens to observations of the space; the inverse of `tokens`.
+
+        Numbers are rounded where the space has integers, and clipped to its bounds. A
+        choice is the largest of its features. Where there is no token, its numbers are
+        0, and its presence says so.
+
+        Args:
+            tokens: of a batch ``(B,)``, perhaps in another order, hidden or added.
+
+        Returns:
+            Observations as ``gymnasium.vector`` batches them: an array, or a dict or
+            tuple of arrays ``(B, …)``; of lists a tuple.
+
+        Raises:
+            UnfitTokensError: tokens that the space cannot hold, or cannot say to be
+                absent.
+            InputError: tokens that cannot become observations again.
+        """
+        values = self.invert(self.slots.fill(tokens))
+        if MASK in self.parts and tokens.action_mask is not None:
+            values[MASK] = tokens.action_mask
+        return self.join(
+            {
+                name: self.parts[name].nearest(value.cpu().numpy())
+                for name, value in values.items()
+            }
+        )
 
     def rename(self, options: TokenOptions, prefix: str = "") -> None:
         """Apply the names of types, the signal types and the positions of ``options``.
@@ -223,6 +309,68 @@ class EntryView(TokenView):
     def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
         tokens = self.entry.tokens(parts)
         return tokens if self.mask is None else with_action_mask(tokens, parts[MASK])
+
+    @property
+    @override
+    def slots(self) -> Slots:
+        return self.entry.slots
+
+    @override
+    def invert(self, tokens: Tokens) -> dict[str, Tensor]:
+        return self.entry.invert(tokens)
+
+    @override
+    def join(self, values: Mapping[str, np.ndarray]) -> Any:
+        entries = self.entry.join(values)
+        if self.key is not None:
+            entries = (entries,) if self.key == 0 else {self.key: entries}
+        if self.mask is not None and MASK in values:
+            entries = {**entries, MASK: self.mask.split(values[MASK])}
+        return entries
+
+
+class PaddedView(TokenView):
+    """A view with further slots, all of them padding.
+
+    Args:
+        inner: view of the tokens.
+        max_tokens: number of slots, at least as many as ``inner`` has.
+    """
+
+    def __init__(self, inner: TokenView, max_tokens: int) -> None:
+        super().__init__(replace(inner.spec, num_tokens=max_tokens), inner.parts)
+        self.inner = inner
+
+    @override
+    def read(self, observation: Any) -> Mapping[str, Any]:
+        return self.inner.read(observation)
+
+    @override
+    def arbitrary(self, name: str, arrays: Arrays) -> np.ndarray | None:
+        return self.inner.arbitrary(name, arrays)
+
+    @override
+    def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
+        tokens = self.inner.tokens(parts)
+        added = self.spec.num_tokens - tokens.num_tokens
+        return tokens._replace(
+            features=pad(tokens.features, (0, 0, 0, added)),
+            types=pad(tokens.types, (0, added)),
+            padding=pad(tokens.padding, (0, added), value=True),
+        )
+
+    @property
+    @override
+    def slots(self) -> Slots:
+        return self.inner.slots
+
+    @override
+    def invert(self, tokens: Tokens) -> dict[str, Tensor]:
+        return self.inner.invert(tokens)
+
+    @override
+    def join(self, values: Mapping[str, np.ndarray]) -> Any:
+        return self.inner.join(values)
 
 
 def read_entries(

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import utils as vector
 from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_pool.observations.make import make_view
 from marl_pool.observations.token_dict import token_spec
 from marl_pool.observations.view import TokenOptions, TokenView
-from marl_pool.tokens import Tokens
-from marl_pool.utils.errors import InputError
+from marl_pool.tokens import Tokens, append
+from marl_pool.utils.errors import InputError, UnfitTokensError
 
 BOX = spaces.Box
 
@@ -444,7 +446,10 @@ def test_without_a_self_among_the_names_no_token_is_the_observers():
 
 REFUSED: list[tuple[spaces.Space, str]] = [
     (spaces.Text(5), r"such as a MultiDiscrete of the characters.*; got Text\(1, 5"),
-    (spaces.Sequence(box(2)), "a Box of .N, F., padded .*presence.*; got Sequence"),
+    (
+        spaces.Sequence(box(2, 3)),
+        r"a Sequence of Boxes of \(F,\), or a Box of .N, F.*; got Sequence",
+    ),
     (spaces.Graph(box(2), None), "a token for each node.*; got Graph"),
     (spaces.OneOf([box(2), spaces.Discrete(2)]), "a Discrete that says.*; got OneOf"),
     (box(2, 3, 4, 5), r"a Box of \(H, W, C\), with the frames.*; got Box"),
@@ -541,3 +546,258 @@ def test_different_observations_have_different_tokens(space):
     )
     flat = [spaces.flatten(space, sample) for sample in (first_sample, second_sample)]
     assert first.equal(second) == np.array_equal(*flat)
+
+
+# Back to observations
+
+
+def roundtrip(view: TokenView, *observations: Any) -> Any:
+    arrays = view.arrays(len(observations))
+    for row, observation in enumerate(observations):
+        view.write(arrays, row, observation)
+    tokens = view.tokens({k: torch.from_numpy(v) for k, v in arrays.items()})
+    return view.observations(tokens)
+
+
+def check_roundtrip(view: TokenView, space: spaces.Space, samples: list[Any]) -> None:
+    batched = vector.batch_space(space, len(samples))
+    observations = vector.iterate(batched, roundtrip(view, *samples))
+    for sample, observation in zip(samples, observations, strict=True):
+        assert data_equivalence(typed(space, observation), sample)
+
+
+@given(space=ANY_SPACE, seed=st.integers(0, 9))
+def test_tokens_become_the_same_observations_again(space, seed):
+    space.seed(seed)
+    samples = [typed(space, space.sample()) for _ in range(3)]
+    check_roundtrip(make_view(space, number=np.float64), space, samples)
+
+
+SETS = spaces.Dict(
+    {
+        "me": box(2),
+        "cars": box(3, 2),
+        "car_mask": spaces.MultiBinary(3),
+        "trees": box(2, 3),
+        "no_trees": box(2, low=0, high=1, dtype=np.bool_),
+        "action_mask": spaces.Tuple([spaces.MultiBinary(2), spaces.MultiBinary(1)]),
+    }
+)
+KEYS = {"presence_keys": {"cars": "car_mask"}, "padding_keys": {"trees": "no_trees"}}
+"""Of a Dict with a mask of either polarity."""
+
+
+def sets(**entries: Any) -> dict[str, Any]:
+    return {
+        "me": np.array([1, 2], np.float32),
+        "cars": np.array([[1, 2], [0, 0], [3, 4]], np.float32),
+        "car_mask": np.array([1, 0, 1], np.int8),
+        "trees": np.array([[0, 0, 0], [0, 0, 0]], np.float32),
+        "no_trees": np.array([True, False]),
+        "action_mask": (np.array([1, 0], np.int8), np.array([1], np.int8)),
+        **entries,
+    }
+
+
+def test_masks_say_which_slots_hold_tokens():
+    view = view_of(SETS, **KEYS)
+    tokens = convert(view, sets())
+    assert view.spec.type_names == ("cars", "me", "trees")
+    # A car at the origin that is there, and one that is not, differ in the mask only.
+    assert tokens.padding.tolist() == [[False, True, False, False, True, False]]
+    assert tokens.action_mask.tolist() == [[True, False, True]]
+
+
+REVERSIBLE: list[tuple[spaces.Space, dict[str, Any], list[Any]]] = [
+    (SETS, KEYS, [sets(), sets(car_mask=np.zeros(3, np.int8), cars=np.zeros((3, 2)))]),
+    (box(3, 2), {"presence": 0}, [[[1, 5], [0, 0], [2, 0]], np.zeros((3, 2))]),
+    (box(3, 2), {"padding": "zero_rows"}, [[[0, 5], [0, 0], [2, 0]]]),
+    (box(3, 3), {"type_features": [0, 2]}, [[[1, 5, 0], [0, 7, 1], [1, 0, 0]]]),
+    (box(3, 2), {"max_tokens": 7}, [[[1, 5], [0, 0], [2, 0]]]),
+    (box(3, 1), {"token_types": ["a", "self", "a"]}, [[[1], [2], [3]]]),
+    (BOX(0, 255, (7, 9, 3), np.uint8), {"patch": 4}, [np.arange(189).reshape(7, 9, 3)]),
+    (box(3, 7, 9), {"patch": 4, "channels": "first"}, [np.ones((3, 7, 9))]),
+    (
+        box(9),
+        {
+            "slices": {
+                "self": [0, 3],
+                "others": {"start": 3, "count": 3, "features": 2, "presence": 0},
+            }
+        },
+        [[1, 2, 3, 1, 7, 0, 0, 1, 0], np.zeros(9)],
+    ),
+    (spaces.Sequence(box(2)), {"max_tokens": 4}, [[[1, 2], [0, 0]], [], [[3, 4]] * 4]),
+    (spaces.Sequence(box(2), stack=True), {"max_tokens": 4}, [[[1, 2], [0, 0]]]),
+    (spaces.Sequence(spaces.Discrete(3, start=1)), {"max_tokens": 2}, [[1, 3], [2]]),
+    (
+        spaces.Sequence(spaces.MultiDiscrete([2, 3])),
+        {"max_tokens": 3},
+        [[[1, 2], [0, 0]]],
+    ),
+    (
+        spaces.Dict({"self": box(2), "cars": spaces.Sequence(box(3))}),
+        {"max_tokens": 4},
+        [{"self": [1, 2], "cars": [[1, 2, 3]]}, {"self": [0, 0], "cars": []}],
+    ),
+    (
+        spaces.Tuple([spaces.Sequence(box(1)), spaces.Sequence(box(2))]),
+        {"max_tokens": {"0": 2, "1": 1}},
+        [([[1]], [[2, 3]]), ([], [])],
+    ),
+]
+"""Spaces, options, and observations whose absent rows are 0."""
+
+
+def typed(space: spaces.Space, value: Any) -> Any:
+    """The value as the space's own dtypes and classes have it."""
+    match space:
+        case spaces.Dict():
+            return {key: typed(entry, value[key]) for key, entry in space.items()}
+        case spaces.Tuple():
+            return tuple(map(typed, space.spaces, value))
+        case spaces.Sequence():
+            element = space.feature_space
+            if space.stack:
+                return np.array([typed(element, part) for part in value])
+            return tuple(typed(element, part) for part in value)
+    return np.asarray(value, space.dtype)
+
+
+@pytest.mark.parametrize(("space", "options", "values"), REVERSIBLE)
+def test_every_described_space_has_a_way_back(space, options, values):
+    samples = [typed(space, value) for value in values]
+    check_roundtrip(view_of(space, **options), space, samples)
+
+
+@pytest.mark.parametrize(
+    ("space", "options", "values"),
+    [case for case in REVERSIBLE if "patch" not in case[1]],
+)
+def test_shuffled_tokens_become_an_observation_with_the_same_tokens(
+    space, options, values
+):
+    """Tokens of one kind change places; nothing else changes."""
+    view = view_of(space, **options)
+    tokens = convert(view, typed(space, values[0]))
+    order = torch.randperm(
+        tokens.num_tokens, generator=torch.Generator().manual_seed(1)
+    )
+    shuffled = Tokens(*(part[:, order] for part in tokens[:3]), tokens.action_mask)
+    batch = view.observations(shuffled)
+    (observation,) = vector.iterate(vector.batch_space(space, 1), batch)
+    again = convert(view, observation)
+    assert multiset(again) == multiset(tokens)
+
+
+def test_shuffled_patches_become_a_scrambled_image():
+    view = view_of(box(2, 4, 1), patch=2)
+    image = np.arange(8, dtype=np.float32).reshape(2, 4, 1)
+    tokens = convert(view, image)
+    swapped = Tokens(*(part.flip(1) for part in tokens[:3]))
+    np.testing.assert_array_equal(view.observations(swapped)[0], np.roll(image, 2, 1))
+
+
+def multiset(tokens: Tokens) -> list[Any]:
+    present = ~tokens.padding
+    rows = zip(
+        tokens.types[present].tolist(), tokens.features[present].tolist(), strict=True
+    )
+    return sorted(rows)
+
+
+def test_hidden_added_and_noisy_tokens_become_observations():
+    view = view_of(box(3, 2), presence=0)
+    tokens = convert(view, np.array([[1, 5], [1, 6], [0, 0]], np.float32))
+    hidden = tokens._replace(padding=torch.tensor([[True, False, True]]))
+    assert view.observations(hidden).tolist() == [[[0, 0], [1, 6], [0, 0]]]
+    added = append(tokens, tokens.map(lambda part: part[:, :1]))
+    assert view.observations(added).tolist() == [[[1, 5], [1, 6], [1, 5]]]
+    # A reading of 0 is no absence, and no number leaves its bounds.
+    noisy = tokens._replace(features=torch.tensor([[[0, 99.0], [2, 6], [5, 5]]]))
+    assert view.observations(noisy).tolist() == [[[1, 9], [2, 6], [0, 0]]]
+
+
+def test_a_changed_type_is_written_where_the_types_are():
+    view = view_of(box(2, 3), type_features=[0, 2])
+    tokens = convert(view, np.array([[1, 5, 0], [0, 7, 1]], np.float32))
+    changed = view.observations(tokens._replace(types=torch.tensor([[1, 1]])))
+    assert changed.tolist() == [[[0, 5, 1], [0, 7, 1]]]
+
+
+UNFIT: list[tuple[spaces.Space, dict[str, Any], dict[str, Any], str]] = [
+    (
+        box(2),
+        {},
+        {"padding": torch.tensor([[True, False]])},
+        "cannot say that feature_0 is absent",
+    ),
+    (
+        box(2),
+        {},
+        {"types": torch.tensor([[1, 1]])},
+        "holds 1 of feature_1, got 2",
+    ),
+    (
+        box(2, 1),
+        {},
+        {
+            "features": torch.zeros(1, 3, 1),
+            "types": torch.zeros(1, 3, dtype=torch.int64),
+            "padding": torch.zeros(1, 3, dtype=torch.bool),
+        },
+        "holds 2 of row, got 3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("space", "options", "changes", "message"), UNFIT)
+def test_tokens_that_the_space_cannot_hold_are_refused(
+    space, options, changes, message
+):
+    view = view_of(space, **options)
+    tokens = convert(view, np.zeros(space.shape, np.float32))
+    with pytest.raises(UnfitTokensError, match=message):
+        view.observations(tokens._replace(**changes))
+
+
+def test_slices_that_leave_numbers_out_have_no_way_back():
+    view = view_of(box(4), slices={"self": [0, 2]})
+    tokens = convert(view, np.ones(4, np.float32))
+    with pytest.raises(InputError, match="slices: expected every number .* number 2"):
+        view.observations(tokens)
+
+
+# Lists
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"drop": "last"}, [[3, 0], [1, 0]]),
+        ({"drop": "farthest", "positions": [0, 1]}, [[1, 0], [2, 0]]),
+    ],
+)
+def test_surplus_elements_are_dropped_only_on_request(options, expected):
+    space = spaces.Sequence(box(2))
+    observation = tuple(np.array([x, 0], np.float32) for x in (3, 1, 2))
+    view = view_of(space, max_tokens=2, **options)
+    assert convert(view, observation).features.tolist() == [expected]
+    with pytest.raises(InputError, match="expected at most 2 elements, .* got 3"):
+        convert(view_of(space, max_tokens=2), observation)
+
+
+class Repeated(spaces.Space):
+    """Has the attributes of RLlib's class, whose elements are lists."""
+
+    def __init__(self, child_space: spaces.Space, max_len: int) -> None:
+        super().__init__()
+        self.child_space, self.max_len = child_space, max_len
+
+
+def test_lists_of_rllib_are_known_by_their_attributes():
+    view = view_of(Repeated(box(2), 3))
+    tokens = convert(view, [np.array([1, 2], np.float32)])
+    assert tokens.padding.tolist() == [[False, True, True]]
+    (observation,) = view.observations(tokens)
+    assert [row.tolist() for row in observation] == [[1, 2]]

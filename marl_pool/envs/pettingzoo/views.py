@@ -15,6 +15,7 @@ from marl_pool.envs.tokenizers import fitting, make_tokenizer
 from marl_pool.envs.tokenizers.base import Observer, Tokenizer
 from marl_pool.observations.make import make_view
 from marl_pool.observations.parts import Part, PlainSpace
+from marl_pool.observations.slots import Slots
 from marl_pool.observations.view import TokenOptions, TokenView
 from marl_pool.options.types import SizeOrZero
 from marl_pool.tokens import Tokens
@@ -138,6 +139,19 @@ class TokenizedView(TokenView):
         numbers = parts[NUMBERS].to(self.dtype)
         tokens = self.tokenizer(numbers.flatten(0, -2))
         return tokens.map(lambda part: part.unflatten(0, numbers.shape[:-1]))
+
+    @property
+    @override
+    def slots(self) -> Slots:
+        return self.tokenizer.slots
+
+    @override
+    def invert(self, tokens: Tokens) -> dict[str, Tensor]:
+        return {NUMBERS: self.tokenizer.invert(tokens)}
+
+    @override
+    def join(self, values: Mapping[str, np.ndarray]) -> Any:
+        return values[NUMBERS]
 
     def _validate(self, name: str) -> None:
         # Try the tokenizer on zeros, so that a misfit is found before training.

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
+from marl_pool.observations.slots import Slots
 from marl_pool.options.types import Extent
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,28 @@ class Tokenizer(ABC):
     def __call__(self, observations: Tensor) -> Tokens:
         """Convert observations ``(B, F)`` to tokens ``(B, N, …)``."""
 
+    @property
+    def slots(self) -> Slots:
+        """The slots that tokens return to, where types and padding are fixed."""
+        padding, types = self._padding.tolist(), self._types.tolist()
+        # A slot that is always padding holds no token of any type.
+        kinds = [
+            -1 if padded else kind for kind, padded in zip(types, padding, strict=True)
+        ]
+        names = self.spec.type_names
+        return Slots(tuple(kinds), tuple(range(len(names))), tuple(padding), names)
+
+    def invert(self, tokens: Tokens) -> Tensor:
+        """Convert tokens in their `slots` back to observations ``(B, F)``.
+
+        Raises:
+            InputError: by default.
+        """
+        raise InputError(
+            f"env.tokenizer: expected one whose tokens become observations again, got "
+            f"{type(self).__name__}, which has no invert"
+        )
+
     def tokens(self, features: Tensor) -> Tokens:
         """Add the constructor's types and padding to features ``(B, N, F)``."""
         batch = len(features)
@@ -83,6 +107,10 @@ class FeatureTokenizer(Tokenizer):
     @override
     def __call__(self, observations: Tensor) -> Tokens:
         return self.tokens(observations[..., None])
+
+    @override
+    def invert(self, tokens: Tokens) -> Tensor:
+        return tokens.features[..., 0]
 
 
 class Slot(NamedTuple):
@@ -129,3 +157,16 @@ class SlotTokenizer(Tokenizer):
     def __call__(self, observations: Tensor) -> Tokens:
         shape = (len(observations), self.spec.num_tokens, self.spec.num_features)
         return self.tokens(pad(observations, (0, 1))[:, self._places].view(shape))
+
+    @override
+    def invert(self, tokens: Tokens) -> Tensor:
+        size = self.observer.size
+        if unread := {*range(size)} - {*self._places.tolist()}:
+            raise InputError(
+                f"env.tokenizer: expected features for all {size} numbers of an "
+                f"observation, since tokens become observations again, got none for "
+                f"number {min(unread)}"
+            )
+        values = tokens.features.new_zeros(len(tokens.types), size + 1)
+        places = self._places.to(values.device).expand(len(values), -1)
+        return values.scatter(1, places, tokens.features.flatten(1))[:, :-1]

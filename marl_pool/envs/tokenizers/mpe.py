@@ -40,7 +40,7 @@ class MpeTokenizer(SlotTokenizer):
 
     def __init__(self, observer: Observer) -> None:
         self.options, self.size = observer.options, 0
-        self.slots: list[Slot] = []
+        self.layout: list[Slot] = []
         # Count the agents of each kind; observations list them by kind.
         self.other_counts = Counter(a.rpartition("_")[0] for a in observer.all_agents)
         if not set(self.other_counts) <= {"adversary", "agent"}:
@@ -62,11 +62,11 @@ class MpeTokenizer(SlotTokenizer):
         self.parse()
         if self.size != observer.size:
             self.fail(
-                f"reads {self.size} numbers in {len(self.slots)} tokens, but group "
+                f"reads {self.size} numbers in {len(self.layout)} tokens, but group "
                 f"{observer.group!r} observes {observer.size}"
             )
         names = self.type_names
-        super().__init__(observer, names, self.slots, names, positions=(0, 1))
+        super().__init__(observer, names, self.layout, names, positions=(0, 1))
 
     @abstractmethod
     def parse(self) -> None:
@@ -80,7 +80,7 @@ class MpeTokenizer(SlotTokenizer):
     def add(self, type_: str, *, padded: bool = False, **parts: Places) -> None:
         """Add a token with the named parts; the other parts are zero."""
         vectors = [parts.get(part, (None, None)) for part in self.parts]
-        self.slots.append(Slot(type_, tuple(chain.from_iterable(vectors)), padded))
+        self.layout.append(Slot(type_, tuple(chain.from_iterable(vectors)), padded))
 
     def add_positions(self, type_: str, count: int, present: int | None = None) -> None:
         """Read relative positions, a token each, padded from ``present`` on."""

@@ -1,0 +1,155 @@
+"""Vectors cut into named parts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool.observations.parts import Part
+from marl_pool.observations.slots import Slots
+from marl_pool.observations.view import WHOLE, Slices, TokenView
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A range of a vector's numbers: one token, or rows of equal length."""
+
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    """``(F,)`` of one token, or ``(N, F)``."""
+    presence: int | None = None
+    """Index of the number of a row that is 0 where the row is no token."""
+
+    @property
+    def index(self) -> slice:
+        """Index of the numbers."""
+        return slice(self.start, self.stop)
+
+
+def read_slices(slices: Slices, size: int, prefix: str) -> dict[str, Slice]:
+    """Check the slices of a vector.
+
+    Args:
+        slices: as in `TokenOptions`.
+        size: number of the vector's numbers.
+        prefix: begin of errors.
+
+    Raises:
+        InputError: no slice, a range outside the vector, or an unknown key.
+    """
+    if not slices:
+        raise InputError(f"{prefix}slices: expected at least one, got none")
+    return {
+        name: _read_slice(f"{prefix}slices.{name}", value, size)
+        for name, value in slices.items()
+    }
+
+
+def _read_slice(key: str, value: Any, size: int) -> Slice:
+    if not isinstance(value, Mapping):
+        start, stop = value
+        part = Slice(start, stop, (stop - start,))
+    elif {"start", "count", "features"} <= value.keys() <= KEYS:
+        start, shape = value["start"], (value["count"], value["features"])
+        stop = start + shape[0] * shape[1]
+        part = Slice(start, stop, shape, value.get("presence"))
+    else:
+        raise InputError(
+            f"{key}: expected [start, stop] or a mapping of start, count, features and "
+            f"perhaps presence, got {dict(value)}"
+        )
+    if not 0 <= part.start < part.stop <= size or min(part.shape) < 1:
+        raise InputError(
+            f"{key}: expected a range within the {size} numbers of the observation, "
+            f"got {part.start} to {part.stop}"
+        )
+    return part
+
+
+KEYS = frozenset(("start", "count", "features", "presence"))
+"""Keys of a slice of several rows."""
+
+
+def sliced_space(
+    space: spaces.Box | spaces.MultiBinary, slices: Mapping[str, Slice]
+) -> spaces.Dict:
+    """Return the space of the named parts of a vector."""
+    entries: dict[str, spaces.Space[Any]] = {}
+    for name, part in slices.items():
+        if isinstance(space, spaces.MultiBinary):
+            entries[name] = spaces.MultiBinary(part.shape)
+            continue
+        dtype: Any = space.dtype
+        low, high = (
+            bound[part.index].reshape(part.shape) for bound in (space.low, space.high)
+        )
+        entries[name] = spaces.Box(low, high, part.shape, dtype)
+    return spaces.Dict(entries)
+
+
+class SlicedView(TokenView):
+    """The view of a vector by the view of its named parts.
+
+    Args:
+        space: of the vectors.
+        inner: view of `sliced_space`.
+        slices: by name.
+        number: NumPy dtype in which floats are stored.
+    """
+
+    def __init__(
+        self,
+        space: spaces.Box | spaces.MultiBinary,
+        inner: TokenView,
+        slices: Mapping[str, Slice],
+        number: Any,
+    ) -> None:
+        super().__init__(inner.spec, {WHOLE: Part.of(space, "", number)})
+        self.inner, self.slices = inner, dict(slices)
+
+    @override
+    def read(self, observation: Any) -> Mapping[str, Any]:
+        return {WHOLE: observation}
+
+    @override
+    def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
+        values = parts[WHOLE]
+        return self.inner.tokens(
+            {
+                name: values[..., part.index].unflatten(-1, part.shape)
+                for name, part in self.slices.items()
+            }
+        )
+
+    @property
+    @override
+    def slots(self) -> Slots:
+        return self.inner.slots
+
+    @override
+    def invert(self, tokens: Tokens) -> dict[str, Tensor]:
+        covered = np.zeros(self.parts[WHOLE].shape, np.bool_)
+        for part in self.slices.values():
+            covered[part.index] = True
+        if not covered.all():
+            raise InputError(
+                "slices: expected every number of the observation in a slice, since "
+                f"tokens become observations again, got none of number "
+                f"{int(np.argmin(covered))}"
+            )
+        values = tokens.features.new_zeros(len(tokens.types), len(covered))
+        inner_values = self.inner.invert(tokens)
+        for name, part in self.slices.items():
+            values[:, part.index] = inner_values[name].flatten(1).to(values.dtype)
+        return {WHOLE: values}
+
+    @override
+    def join(self, values: Mapping[str, np.ndarray]) -> Any:
+        return values[WHOLE]
