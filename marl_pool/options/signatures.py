@@ -245,7 +245,7 @@ def _to_plain(value: Any) -> Any:
         return dict(value)
     if isinstance(value, range):
         return list(value)
-    if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
         return value.item()
     raise TypeError(f"no plain data: {type(value).__name__}")
 

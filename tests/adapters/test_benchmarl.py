@@ -4,6 +4,7 @@ BenchMARL 1.5 needs a TorchRL older than 0.12, so the usual environment skips th
 """
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +17,66 @@ pytest.importorskip("vmas")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from benchmarl import algorithms
-    from benchmarl.environments import PettingZooTask, VmasTask
+    from benchmarl.environments import VmasTask
+    from benchmarl.environments.pettingzoo.common import PettingZooClass
     from benchmarl.experiment import Experiment, ExperimentConfig
+    from mpe2 import simple_spread_v3
+    from tensordict import TensorDict
+    from torchrl.envs import EnvBase, PettingZooWrapper
 
 from marl_pool.adapters.benchmarl import SetModelConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # BenchMARL's and its libraries'
 
 SMALL: dict[str, Any] = {"dim": 8, "num_layers": 1, "num_heads": 2}
-ENVIRONMENTS = {
-    "navigation": (VmasTask.NAVIGATION, {"n_agents": 3}),
-    "vmas_spread": (VmasTask.SIMPLE_SPREAD, {}),
-    "spread": (PettingZooTask.SIMPLE_SPREAD, {}),
-}
+
+
+class Spread(PettingZooClass):
+    """PettingZoo's simple_spread, which has moved to mpe2 since BenchMARL's."""
+
+    def get_env_fun(
+        self, num_envs: int, continuous_actions: bool, seed: int | None, device: str
+    ) -> Callable[[], EnvBase]:
+        return lambda: PettingZooWrapper(
+            simple_spread_v3.parallel_env(
+                max_cycles=10, continuous_actions=continuous_actions
+            ),
+            categorical_actions=True,
+            return_state=self.has_state(),
+            seed=seed,
+            device=device,
+        )
+
+
+class Stateless(Spread):
+    """The same without a state: centralised critics read the agents' observations."""
+
+    def has_state(self) -> bool:
+        return False
+
+    def state_spec(self, env: EnvBase) -> None:
+        return None
+
+
+def make_task(name: str) -> Any:
+    match name:
+        case "spread":
+            return Spread("SIMPLE_SPREAD", {})
+        case "stateless":
+            return Stateless("SIMPLE_SPREAD", {})
+    task = VmasTask[name].get_from_yaml()
+    task.config |= {"max_steps": 10}
+    return task
 
 
 def make_experiment(
     algorithm: str,
     folder: Path,
-    environment: str = "navigation",
+    task: str = "NAVIGATION",
+    *,
     critic: Any = None,
     **options: Any,
 ) -> Experiment:
-    task, changes = ENVIRONMENTS[environment]
-    task = task.get_from_yaml()
-    task.config |= {**changes, "max_steps": 10}
     config = ExperimentConfig.get_from_yaml()
     settings = {
         "max_n_iters": 1,
@@ -67,7 +103,7 @@ def make_experiment(
         assert hasattr(config, key), key
         setattr(config, key, value)
     return Experiment(
-        task=task,
+        task=make_task(task),
         algorithm_config=getattr(algorithms, f"{algorithm}Config").get_from_yaml(),
         model_config=SetModelConfig(**SMALL),
         critic_model_config=critic or SetModelConfig(vector="token", **SMALL),
@@ -77,30 +113,55 @@ def make_experiment(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "environment", "options"),
+    ("algorithm", "task", "options"),
     [
-        ("Ippo", "navigation", {}),
-        ("Mappo", "navigation", {}),
-        ("Mappo", "navigation", {"share_policy_params": False}),
-        ("Ippo", "vmas_spread", {}),
-        ("Mappo", "vmas_spread", {}),
+        ("Ippo", "NAVIGATION", {}),
+        ("Mappo", "NAVIGATION", {}),
+        ("Mappo", "NAVIGATION", {"share_policy_params": False}),
+        ("Ippo", "SIMPLE_SPREAD", {}),
+        ("Mappo", "SIMPLE_SPREAD", {}),
         ("Mappo", "spread", {}),
+        ("Mappo", "stateless", {}),
         ("Ippo", "spread", {"prefer_continuous_actions": False}),
-        ("Qmix", "navigation", {}),
+        ("Qmix", "NAVIGATION", {}),
         ("Qmix", "spread", {}),
-        ("Maddpg", "navigation", {}),
-        ("Masac", "navigation", {}),
-        ("Masac", "navigation", {"prefer_continuous_actions": False}),
+        ("Maddpg", "NAVIGATION", {}),
+        ("Masac", "NAVIGATION", {}),
+        ("Masac", "NAVIGATION", {"prefer_continuous_actions": False}),
     ],
 )
 def test_every_algorithm_trains(
-    algorithm: str, environment: str, options: dict[str, Any], tmp_path: Path
+    algorithm: str, task: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    experiment = make_experiment(algorithm, tmp_path, environment, **options)
+    experiment = make_experiment(algorithm, tmp_path, task, **options)
     before = {k: v.clone() for k, v in experiment.policy.state_dict().items()}
     experiment.run()
     after = experiment.policy.state_dict()
     assert any(not torch.equal(before[key], after[key]) for key in before)
-    assert all(
-        value.isfinite().all() for value in after.values() if value.is_floating_point()
+    assert all(value.isfinite().all() for value in after.values())
+
+
+def test_a_critic_reads_agents_in_any_order(tmp_path: Path) -> None:
+    experiment = make_experiment("Mappo", tmp_path)
+    critic = experiment.losses["agents"].critic_network
+    observed = torch.randn(
+        4, *experiment.observation_spec["agents", "observation"].shape
     )
+
+    def values(observation: torch.Tensor) -> torch.Tensor:
+        agents = TensorDict({"observation": observation}, observation.shape[:2])
+        batch = TensorDict({"agents": agents}, observation.shape[:1])
+        with torch.no_grad(), params.to_module(critic):
+            return critic(batch)["agents", "state_value"]
+
+    params = experiment.losses["agents"].critic_network_params
+    clean = values(observed)
+    torch.testing.assert_close(values(observed[:, [2, 0, 1]]), clean)
+    observed[:, 0] += 5
+    assert ((values(observed) - clean).abs() > 1e-6).all()
+
+
+def test_a_wrong_option_is_refused(tmp_path: Path) -> None:
+    wrong = SetModelConfig(token_options={"presense": 0})
+    with pytest.raises(InputError, match="presense"):
+        make_experiment("Mappo", tmp_path, critic=wrong)

@@ -41,6 +41,7 @@ pytestmark = [
 
 SMALL: dict[str, Any] = {"dim": 8, "num_layers": 1, "num_heads": 2, "init_std": 0.5}
 NUM_AGENTS = 3
+NEAR = {"start": 4, "count": 2, "features": 3}
 
 
 def token_observations(num_agents: int = NUM_AGENTS) -> data.Composite:
@@ -167,6 +168,23 @@ def test_weights_serve_any_number_of_agents_and_tokens(name: str) -> None:
         (data.MultiCategorical([2, 3], (3, 2)), {}),
         (data.OneHot(4, (3, 4)), {"vector": "token"}),
         (
+            data.Unbounded((3, 10)),
+            {
+                "slices": {
+                    "self": [0, 4],
+                    "near": {"start": 4, "count": 2, "features": 3},
+                }
+            },
+        ),
+        (
+            data.Composite(
+                observation=data.Unbounded((3, 5)),
+                action=data.Bounded(-1, 1, (3, 2)),
+                shape=(3,),
+            ),
+            {},
+        ),
+        (
             data.Composite(
                 {"self": data.Unbounded((3, 2)), "near": data.Unbounded((3, 4, 5))},
                 shape=(3,),
@@ -174,7 +192,18 @@ def test_weights_serve_any_number_of_agents_and_tokens(name: str) -> None:
             {"pooling": "cls"},
         ),
     ],
-    ids=["vector", "token", "rows", "image", "choice", "choices", "one_hot", "sets"],
+    ids=[
+        "vector",
+        "token",
+        "rows",
+        "image",
+        "choice",
+        "choices",
+        "one_hot",
+        "slices",
+        "action",
+        "sets",
+    ],
 )
 def test_specs_become_tokens(spec: data.TensorSpec, options: dict[str, Any]) -> None:
     agents = data.Composite(observation=spec, shape=(3,))
@@ -256,7 +285,13 @@ def test_ppo_collects_estimates_and_learns() -> None:
         },
     )
     loss.make_value_estimator(gamma=0.9, lmbda=0.9)
-    collector = Collector(env, actor, frames_per_batch=16, total_frames=16)
+    collector = Collector(
+        env,
+        actor,
+        frames_per_batch=16,
+        total_frames=16,
+        auto_register_policy_transforms=False,
+    )
     for batch in collector:
         with torch.no_grad():
             loss.value_estimator(
@@ -315,6 +350,9 @@ def test_action_values_are_computed_by_vmap() -> None:
 # Policies
 
 
+ORDER = ("features", "types", "padding")
+
+
 def choosing(**options: Any) -> ProbabilisticActor:
     spec = token_observations()
     return ProbabilisticActor(
@@ -324,7 +362,7 @@ def choosing(**options: Any) -> ProbabilisticActor:
 
 def columns(observed: TensorDictBase) -> dict[str, Any]:
     tokens = observed["agents", "observation"]
-    return {key: tokens[key][:, 0].numpy() for key in tokens.keys()}
+    return {key: tokens[key][:, 0].numpy() for key in ORDER}
 
 
 def test_a_policy_chooses_the_most_likely_action_that_a_mask_allows() -> None:
