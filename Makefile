@@ -18,7 +18,7 @@ PAIR := -n 2 --dist worksteal
 FILES := -n 2 --dist loadfile
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
-.PHONY: help demo test test-all test-ray fast lint types imports quick slow sanitize coverage docs bench clean
+.PHONY: help demo test test-all test-ray test-benchmarl fast lint types imports quick slow sanitize coverage docs bench clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -61,6 +61,13 @@ test-ray: $(BIN)/.dev  ## Trainings and their ends with another minor version of
 	  "import ray; assert ray.__version__.startswith('$(RAY).'), ray.__version__"
 	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY)/site-packages $(BIN)/python -m pytest $(FILES) \
 	  tests/training/test_cluster.py tests/training/test_interrupt.py
+
+# BenchMARL 1.5 needs a TorchRL older than 0.12, and its gym nothing else that it asks for.
+test-benchmarl: $(BIN)/.dev  ## The adapter of BenchMARL, with the versions that it needs
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --upgrade --target $(VENV)/benchmarl benchmarl==1.5.2 gym gym-notices==0.0.8 importlib_metadata \
+	  orjson pyglet==1.5.27 pyvers==0.2.3 six tensordict==0.11.0 torchrl==0.11.1 tqdm vmas==1.5.2 zipp
+	PYTHONPATH=$(CURDIR)/$(VENV)/benchmarl $(BIN)/python -m pytest -n 0 tests/adapters/test_benchmarl.py
 
 fast: $(BIN)/.dev  ## Unit tests that neither train, nor run a command or a simulator
 	$(PYTEST) $(PAIR) -m "fast and not slow"

@@ -25,6 +25,7 @@ with warnings.catch_warnings():
     from torchrl.envs import EnvBase, PettingZooWrapper
 
 from marl_pool.adapters.benchmarl import SetModelConfig
+from marl_pool.utils.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # BenchMARL's and its libraries'
 
@@ -39,7 +40,7 @@ class Spread(PettingZooClass):
     ) -> Callable[[], EnvBase]:
         return lambda: PettingZooWrapper(
             simple_spread_v3.parallel_env(
-                max_cycles=10, continuous_actions=continuous_actions
+                continuous_actions=continuous_actions, **self.config
             ),
             categorical_actions=True,
             return_state=self.has_state(),
@@ -61,9 +62,9 @@ class Stateless(Spread):
 def make_task(name: str) -> Any:
     match name:
         case "spread":
-            return Spread("SIMPLE_SPREAD", {})
+            return Spread("SIMPLE_SPREAD", {"max_cycles": 10})
         case "stateless":
-            return Stateless("SIMPLE_SPREAD", {})
+            return Stateless("SIMPLE_SPREAD", {"max_cycles": 10})
     task = VmasTask[name].get_from_yaml()
     task.config |= {"max_steps": 10}
     return task

@@ -313,7 +313,8 @@ def test_ppo_collects_estimates_and_learns() -> None:
         suite={"perturbations": [{"name": "shuffle", "severities": [1.0]}]},
         episodes=2,
     )
-    clean, shuffled = results.rows
+    trained = [row for row in results.results if row.policy == "trained"]
+    clean, shuffled = trained
     assert shuffled.mean == pytest.approx(clean.mean, rel=1e-3)
 
 

@@ -119,3 +119,12 @@ def test_one_file_trains_on_sets(pooling: str, tmp_path: Path) -> None:
     # Neither order nor number are fixed, whatever was learned.
     assert abs(rows["trained", "shuffle"]["drop"]) < 1e-4
     assert rows["trained", "inject"]["mean"] is not None
+
+
+@pytest.mark.slow
+def test_torchrl_trains_on_sets(tmp_path: Path) -> None:
+    pytest.importorskip("torchrl")
+    words = ("--iterations=1", "--frames=32", "--episodes=2")
+    printed = run("torchrl_ppo.py", *words, cwd=tmp_path)
+    assert "TorchRL PPO" in printed
+    assert "shuffle" in printed
