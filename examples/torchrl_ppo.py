@@ -34,8 +34,7 @@ def main() -> None:
     env = PettingZooWrapper(make_env(**ENV), use_mask=False, seed=0)
     tokens, params = ("agent", "observation"), [("agent", "loc"), ("agent", "scale")]
     space = env.full_action_spec["agent", "action"].space
-    low, high = space.low[0], space.high[0]  # of a single agent
-    spec = env.observation_spec
+    low, high, spec = space.low[0], space.high[0], env.observation_spec
     actor = ProbabilisticActor(
         SetActor(spec, len(low), in_key=tokens, out_keys=params, **SIZES),
         in_keys=params,
@@ -64,8 +63,7 @@ def main() -> None:
                 optimizer.zero_grad()
                 total.backward()
                 optimizer.step()
-    policy = as_policy(actor)
-    marl_pool.evaluate(policy, ENV, episodes=arguments.episodes, title="TorchRL PPO")
+    marl_pool.evaluate(as_policy(actor), ENV, episodes=arguments.episodes, title="PPO")
 
 
 if __name__ == "__main__":

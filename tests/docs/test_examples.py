@@ -126,5 +126,4 @@ def test_torchrl_trains_on_sets(tmp_path: Path) -> None:
     pytest.importorskip("torchrl")
     words = ("--iterations=1", "--frames=32", "--episodes=2")
     printed = run("torchrl_ppo.py", *words, cwd=tmp_path)
-    assert "TorchRL PPO" in printed
     assert "shuffle" in printed
