@@ -68,7 +68,7 @@ class SetModel(Model):
             if [*spec.keys()] != [self.agent_group]:
                 raise InputError(
                     "input_spec: expected arrays of the agents alone, got "
-                    f"{', '.join(map(str, self.in_keys))}"
+                    f"{', '.join(map(str, spec.keys()))}"
                 )
             spec, prefix = spec[self.agent_group], (self.agent_group,)
         space, _ = split_action_mask(observation_space(spec, int(with_agents)))
