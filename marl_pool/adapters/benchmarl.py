@@ -35,8 +35,15 @@ from marl_pool.options.types import PositiveFloat, PositiveInt, SizeOrZero
 from marl_pool.utils.errors import InputError, explain_missing_modules
 
 with explain_missing_modules():
-    from benchmarl.models import Model, ModelConfig
     from tensordict import TensorDictBase
+try:
+    from benchmarl.models import Model, ModelConfig
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "benchmarl":
+        raise
+    raise InputError(
+        "this needs benchmarl, in an environment of its own: pip install benchmarl"
+    ) from error
 
 Part = str | Mapping[str, Any]
 """A name, or ``{"name": …, **options}``."""

@@ -1,5 +1,7 @@
 """TorchRL's losses, collectors and advantages with set networks."""
 
+import importlib
+import sys
 import warnings
 from typing import Any
 
@@ -403,3 +405,20 @@ def test_a_policy_needs_tokens_and_actions() -> None:
         as_policy(rows)
     with pytest.raises(InputError, match="actor: expected an out_key action"):
         as_policy(SetActor(token_observations(), 4, **SMALL))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "missing", "message"),
+    [
+        ("torchrl", "torchrl.data", r'pip install "marl-pool\[torchrl\]"'),
+        ("torchrl", "tensordict", r'pip install "marl-pool\[torchrl\]"'),
+        ("benchmarl", "benchmarl", "this needs benchmarl"),
+    ],
+)
+def test_a_missing_library_is_named(
+    adapter: str, missing: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.delitem(sys.modules, f"marl_pool.adapters.{adapter}", raising=False)
+    with pytest.raises(InputError, match=message):
+        importlib.import_module(f"marl_pool.adapters.{adapter}")
