@@ -62,7 +62,7 @@ test-ray: $(BIN)/.dev  ## Trainings and their ends with another minor version of
 	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY)/site-packages $(BIN)/python -m pytest $(FILES) \
 	  tests/training/test_cluster.py tests/training/test_interrupt.py
 
-# BenchMARL 1.5 needs a TorchRL older than 0.12, and its gym nothing else that it asks for.
+# BenchMARL 1.5 needs a TorchRL older than 0.12, so these versions lie beside the others.
 test-benchmarl: $(BIN)/.dev  ## The adapter of BenchMARL, with the versions that it needs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  --upgrade --target $(VENV)/benchmarl benchmarl==1.5.2 gym gym-notices==0.0.8 importlib_metadata \
