@@ -20,7 +20,7 @@ PAIR := -n 2 --dist worksteal
 FILES := -n 2 --dist loadfile
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
-.PHONY: help demo test test-all test-ray test-sb3 fast lint types imports quick slow sanitize coverage dist docs bench clean
+.PHONY: help demo test test-all test-ray test-sb3 test-benchmarl fast lint types imports quick slow sanitize coverage dist docs bench clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -70,6 +70,13 @@ test-sb3: $(BIN)/.dev  ## Its adapter with another version of Stable-Baselines3:
 	PYTHONPATH=$(CURDIR)/$(VENV)/sb3-$(SB3) $(BIN)/python -c \
 	  "import stable_baselines3 as sb3; assert sb3.__version__ == '$(SB3)', sb3.__version__"
 	PYTHONPATH=$(CURDIR)/$(VENV)/sb3-$(SB3) $(BIN)/python -m pytest $(FILES) tests/adapters/test_sb3.py
+
+# BenchMARL 1.5 needs a TorchRL older than 0.12, so these versions lie beside the others.
+test-benchmarl: $(BIN)/.dev  ## The adapter of BenchMARL, with the versions that it needs
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --upgrade --target $(VENV)/benchmarl benchmarl==1.5.2 gym gym-notices==0.0.8 importlib_metadata \
+	  orjson pyglet==1.5.27 pyvers==0.2.3 six tensordict==0.11.0 torchrl==0.11.1 tqdm vmas==1.5.2 zipp
+	PYTHONPATH=$(CURDIR)/$(VENV)/benchmarl $(BIN)/python -m pytest -n 0 tests/adapters/test_benchmarl.py
 
 fast: $(BIN)/.dev  ## Unit tests that neither train, nor run a command or a simulator
 	$(PYTEST) $(PAIR) -m "fast and not slow"

@@ -144,7 +144,7 @@ class LeavesView(TokenView):
 
     @override
     def read(self, observation: Any) -> Mapping[str, Any]:
-        if WHOLE in self.parts:
+        if self.names == [WHOLE]:
             values = {WHOLE: observation}
         else:
             values = dict(_values(self.space, observation))
@@ -220,7 +220,7 @@ class LeavesView(TokenView):
         joined: dict[str, Any] = dict(values)
         for name, storage in self.lists.items():
             joined[name] = storage.join(values[name], values[f"{name}/{UNUSED}"])
-        return joined[WHOLE] if WHOLE in joined else _joined(self.space, joined)
+        return joined[WHOLE] if self.names == [WHOLE] else _joined(self.space, joined)
 
     def _numbered(self) -> Iterator[tuple[list[int], Leaf]]:
         """Yield each leaf with the numbers of its types after `rename`."""

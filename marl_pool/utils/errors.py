@@ -170,6 +170,8 @@ EXTRAS = {
     "optuna": "search",
     "huggingface_hub": "hub",
     "wandb": "wandb",
+    "tensordict": "torchrl",
+    "torchrl": "torchrl",
 }
 """By module that the base installation lacks: the extra that installs it."""
 

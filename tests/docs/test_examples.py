@@ -147,3 +147,11 @@ def test_rllib_trains_on_sets(tmp_path: Path) -> None:
     rows = {(row["policy"], row["perturbation"]): row for row in content["results"]}
     assert abs(rows["trained", "shuffle"]["drop"]) < 1e-4
     assert rows["trained", "inject"]["mean"] is not None
+
+
+@pytest.mark.slow
+def test_torchrl_trains_on_sets(tmp_path: Path) -> None:
+    pytest.importorskip("torchrl")
+    words = ("--iterations=1", "--frames=32", "--episodes=2")
+    printed = run("torchrl_ppo.py", *words, cwd=tmp_path)
+    assert "shuffle" in printed

@@ -1,0 +1,408 @@
+"""TorchRL: set networks as actors and critics on tensordicts.
+
+Example::
+
+    actor = ProbabilisticActor(
+        SetActor(env.observation_spec, num_outputs=5, pooling="ada"),
+        spec=env.action_spec_unbatched,
+        in_keys=[("agents", "logits")],
+        out_keys=[("agents", "action")],
+        distribution_class=Categorical,
+        return_log_prob=True,
+    )
+    critic = SetCritic(env.observation_spec, scope="agents", pooling="ada")
+    loss = ClipPPOLoss(actor, critic)
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from typing_extensions import override
+
+from marl_pool.adapters.space_network import SpaceNetwork
+from marl_pool.evaluation.callable_policy import Act
+from marl_pool.observations.make import is_vector, split_action_mask
+from marl_pool.observations.masks import MASK
+from marl_pool.observations.token_dict import TOKEN_PARTS
+from marl_pool.observations.view import TokenOptions, listed
+from marl_pool.options.signatures import check_argument, options_of
+from marl_pool.options.types import PositiveInt
+from marl_pool.tokens import TokenSpec
+from marl_pool.utils.errors import InputError, explain_missing_modules
+
+with explain_missing_modules():
+    from tensordict import TensorDict
+    from tensordict.nn import (
+        NormalParamExtractor,
+        TensorDictModule,
+        TensorDictModuleBase,
+    )
+    from torchrl.data import (
+        Binary,
+        Categorical,
+        Composite,
+        MultiCategorical,
+        MultiOneHot,
+        OneHot,
+        TensorSpec,
+    )
+    from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+Key = str | tuple[str, ...]
+"""Key of a tensordict."""
+Scope = Literal["own", "agents", "team"]
+"""What a network reads and returns; see `AgentNetwork`."""
+Vector = Literal["numbers", "token"]
+"""How an observation that is a vector becomes tokens; see `AgentNetwork`."""
+
+
+class AgentNetwork(nn.Module):
+    """A network on agents' observations, with the same weights for each agent.
+
+    A `SpaceNetwork` maps an agent's tokens to a vector. With a scope of several agents,
+    a second one, with the same options, maps the set of the agents' vectors to one for
+    each agent, whose own vector has a type of its own, or to one for all. A linear
+    layer follows. So the number of agents may change, but for a head that depends on
+    the number of tokens, and their order does not matter to an invariant head.
+
+    Shapes: the arrays of an observation ``(*B, A, …)``, in the order of `leaf_paths`,
+    to ``(*B, A, num_outputs)``, or ``(*B, num_outputs)`` for the scope ``"team"``. The
+    scope ``"own"`` needs no dimension A of agents.
+
+    Args:
+        space: of a single agent's observation.
+        num_outputs: number of results.
+        scope: ``"own"``, a result for each agent from its own observation;
+            ``"agents"``, one for each from all agents' observations; ``"team"``, one
+            for all from all agents' observations.
+        num_agents: A, where a head depends on it.
+        reads_presence: the last array, ``(*B, A)`` bool, is False for absent agents.
+            Their observations may hold anything, NaN included; nobody else's result
+            depends on them, and theirs are finite.
+        vector: ``"numbers"`` if each number of an observation that is a vector is a
+            token, ``"token"`` if the vector is a single one.
+        normal: return location and positive scale of half of the results each.
+        **options: of the `SpaceNetwork`, of `TokenOptions` too.
+
+    Raises:
+        InputError: as for `SpaceNetwork`.
+    """
+
+    def __init__(
+        self,
+        space: spaces.Space[Any],
+        num_outputs: PositiveInt,
+        *,
+        scope: Scope = "own",
+        num_agents: PositiveInt = 1,
+        reads_presence: bool = False,
+        vector: Vector = "numbers",
+        normal: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        arguments = {"num_outputs": num_outputs, "scope": scope, "vector": vector}
+        for key, value in arguments.items():
+            check_argument(key, value, options_of(AgentNetwork)[key].annotation)
+        space, _ = split_action_mask(space)
+        # Entries around a single one don't count, since leaves come by position.
+        while isinstance(space, spaces.Dict) and len(space) == 1:
+            space = next(iter(space.values()))
+        self.paths = leaf_paths(space)
+        self.is_row = vector == "token" and is_vector(space)
+        if self.is_row:
+            space = _row(space)  # type: ignore[arg-type]
+        self.network = SpaceNetwork(space, **options)
+        width = self.network.dim_out
+        self.scope, self.reads_presence = scope, reads_presence
+        self.agents: SpaceNetwork | None = None
+        if scope != "own":
+            types = ("self", "agent") if scope == "agents" else ("agent",)
+            tokens = TokenSpec(num_agents, width, types).space()
+            # Options of tokens are about the observation's, not about agents.
+            tuned = {k: v for k, v in options.items() if k not in TOKEN_OPTIONS}
+            self.agents = SpaceNetwork(tokens, token_types=types, **tuned)
+            width = self.agents.dim_out
+        self.output = nn.Linear(width, num_outputs)
+        self.extract: nn.Module = NormalParamExtractor() if normal else nn.Identity()
+
+    @override
+    def forward(self, *arrays: Tensor) -> Any:
+        """Return results; a pair of locations and scales if ``normal``."""
+        leaves, present = arrays, None
+        if self.reads_presence:
+            *leaves, present = arrays  # type: ignore[assignment]
+        if self.is_row:
+            leaves = (leaves[0].unsqueeze(-2),)
+        tokens = self.network.tokens(_nest(self.paths, leaves))
+        if present is not None:
+            padding = tokens.padding | ~present[..., None]
+            tokens = tokens._replace(padding=padding)
+        vectors = self.network.network(tokens.flatten_batch())
+        vectors = vectors.unflatten(0, tokens.batch_shape)
+        if self.agents is not None:
+            vectors = self.agents(self._agent_tokens(vectors, present))
+        return self.extract(self.output(vectors))
+
+    def _agent_tokens(
+        self, vectors: Tensor, present: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return agents as tokens, of batch ``(*B, A)``, or ``(*B)`` for a team."""
+        shape = vectors.shape[:-1]
+        absent = vectors.new_zeros(shape).bool() if present is None else ~present
+        types = torch.zeros(shape, dtype=torch.int64, device=vectors.device)
+        if self.scope == "agents":
+            count = shape[-1]
+            vectors = vectors.unsqueeze(-3).expand(*shape, *vectors.shape[-2:])
+            absent = absent.unsqueeze(-2).expand(*shape, count)
+            others = 1 - torch.eye(count, dtype=torch.int64, device=vectors.device)
+            types = others.expand(*shape, count)
+        return {"features": vectors, "types": types, "padding": absent}
+
+
+class SetActor(TensorDictModule):
+    """A set network from observations to the parameters of agents' distributions.
+
+    All agents share the weights. It is the module of TorchRL's ``ProbabilisticActor``.
+
+    Args:
+        observation_spec: ``env.observation_spec``.
+        num_outputs: size of each result: the number of logits, or of actions.
+        in_key: of the observation, an array or a nested tensordict, such as one of
+            ``features``, ``types`` and ``padding``; ``()`` where its entries are at the
+            root. The dimensions of the tensordict around it are those of the batch and
+            of agents.
+        out_keys: of the results: one of logits, or two of location and scale. None for
+            ``logits`` beside the observation.
+        vector: see `AgentNetwork`.
+        **options: of the `SpaceNetwork`, such as ``pooling="ada"`` and ``presence=0``.
+
+    Raises:
+        InputError: an unknown key or option, or a spec that cannot become tokens.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Composite,
+        num_outputs: PositiveInt,
+        *,
+        in_key: Key = ("agents", "observation"),
+        out_keys: Sequence[Key] | None = None,
+        vector: Vector = "numbers",
+        **options: Any,
+    ) -> None:
+        prefix = _path(in_key)
+        space = _observation_space(observation_spec, prefix)
+        keys = [(*prefix[:-1], "logits")] if out_keys is None else [*out_keys]
+        if len(keys) not in (1, 2):
+            raise InputError(
+                "out_keys: expected one of logits or two of location and scale, got "
+                f"{keys}"
+            )
+        network = AgentNetwork(
+            space,
+            num_outputs * len(keys),
+            vector=vector,
+            normal=len(keys) == 2,
+            **options,
+        )
+        super().__init__(network, in_keys=_keys(prefix, space), out_keys=keys)
+
+
+class SetCritic(TensorDictModule):
+    """A set network from observations to the values of all agents, ``(*B, A, 1)``.
+
+    A critic of the scope ``"agents"`` reads the set of all agents' observations, for
+    any number of agents, and one of the scope ``"own"`` each agent's alone: MAPPO and
+    IPPO.
+
+    Args:
+        observation_spec: ``env.observation_spec``.
+        scope: see `AgentNetwork`; values of a ``"team"`` are ``(*B, 1)``.
+        in_key: see `SetActor`.
+        out_key: of the values; None for ``state_value`` beside the observation, or
+            beside the agents for a team.
+        present_key: of a bool for each agent, False for absent ones, such as
+            ``("agents", "mask")`` of TorchRL's PettingZoo environments; None if all are
+            there.
+        vector: see `AgentNetwork`.
+        **options: of the `SpaceNetwork`s.
+
+    Raises:
+        InputError: an unknown key or option, or a spec that cannot become tokens.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Composite,
+        *,
+        scope: Scope = "agents",
+        in_key: Key = ("agents", "observation"),
+        out_key: Key | None = None,
+        present_key: Key | None = None,
+        vector: Vector = "numbers",
+        **options: Any,
+    ) -> None:
+        prefix = _path(in_key)
+        space = _observation_space(observation_spec, prefix)
+        around = observation_spec[prefix[:-1]] if prefix[:-1] else observation_spec
+        if scope != "own" and not around.shape:
+            raise InputError(
+                f"scope: expected own, since {in_key!r} has no dimension of agents, "
+                f"got {scope}"
+            )
+        network = AgentNetwork(
+            space,
+            1,
+            scope=scope,
+            num_agents=around.shape[-1] if scope != "own" else 1,
+            reads_presence=present_key is not None,
+            vector=vector,
+            **options,
+        )
+        if out_key is None:
+            place = prefix[:-2] if scope == "team" else prefix[:-1]
+            out_key = (*place, "state_value")
+        in_keys = _keys(prefix, space)
+        if present_key is not None:
+            in_keys.append(present_key)
+        super().__init__(network, in_keys=in_keys, out_keys=[out_key])
+
+
+def as_policy(actor: TensorDictModuleBase) -> Act:
+    """Return a trained actor as a policy for `marl_pool.evaluate`.
+
+    It chooses the most likely actions, for any number of tokens.
+
+    Example:
+        >>> marl_pool.evaluate(as_policy(actor), env="simple_centroid")
+
+    Args:
+        actor: a ``ProbabilisticActor`` of a `SetActor` on ``features``, ``types`` and
+            ``padding``. Bounds of its distribution are those of a single agent.
+
+    Raises:
+        InputError: an actor of other observations, or without actions.
+    """
+    names = {key: _path(key)[-1] for key in actor.in_keys}
+    if not {*TOKEN_PARTS} <= {*names.values()} <= {*TOKEN_PARTS, MASK}:
+        raise InputError(
+            f"actor: expected one that reads {', '.join(TOKEN_PARTS)}, got in_keys "
+            f"{listed(actor.in_keys)}"
+        )
+    actions = [key for key in actor.out_keys if _path(key)[-1] == "action"]
+    if not actions:
+        raise InputError(
+            f"actor: expected an out_key action, got {listed(actor.out_keys)}"
+        )
+    spec = getattr(actor, "spec", {actions[0]: None})[actions[0]]
+    device = next(actor.parameters()).device
+
+    def act(observation: Mapping[str, np.ndarray]) -> np.ndarray:
+        batch = TensorDict({}, [len(observation["types"])], device=device)
+        for key, name in names.items():
+            batch[key] = torch.as_tensor(observation[name])
+        with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+            action = actor(batch)[actions[0]]
+        if isinstance(spec, OneHot | MultiOneHot):
+            action = spec.to_categorical(action)
+        result: np.ndarray = action.cpu().numpy()
+        return result
+
+    return act
+
+
+def observation_space(spec: TensorSpec, dims: int = 0) -> spaces.Space[Any]:
+    """Return the Gymnasium space of a TorchRL spec.
+
+    Args:
+        spec: of arrays, or a Composite of them.
+        dims: number of first dimensions, of the batch and of agents, to leave out.
+
+    Raises:
+        InputError: agents with different specs.
+    """
+    if -1 in spec.shape:
+        raise InputError(
+            "observation_spec: expected equal specs of all agents of a group, got "
+            f"shape {tuple(spec.shape)}"
+        )
+    shape, first = tuple(spec.shape[dims:]), (0,) * dims
+    match spec:
+        case Composite():
+            return spaces.Dict(
+                {key: observation_space(part, dims) for key, part in spec.items()}
+            )
+        case MultiCategorical():
+            return spaces.MultiDiscrete(spec.nvec.expand(spec.shape)[first].numpy())
+        case Categorical() if spec.dtype != torch.bool:
+            count = spec.space.n
+            return (
+                spaces.MultiDiscrete(np.full(shape, count))
+                if shape
+                else spaces.Discrete(count)
+            )
+        case Binary() | OneHot() | MultiOneHot():
+            return spaces.MultiBinary(shape)
+    if spec.dtype == torch.bool:
+        return spaces.MultiBinary(shape)
+    low, high = (
+        bound.expand(spec.shape)[first].cpu().numpy()
+        for bound in (spec.space.low, spec.space.high)
+    )
+    return spaces.Box(low, high, shape, low.dtype.type)
+
+
+def leaf_paths(space: spaces.Space[Any]) -> list[tuple[str, ...]]:
+    """Return the paths of keys to the arrays inside an observation, ``()`` for one."""
+    if not isinstance(space, spaces.Dict):
+        return [()]
+    return [(key, *path) for key, part in space.items() for path in leaf_paths(part)]
+
+
+TOKEN_OPTIONS = frozenset(options_of(TokenOptions))
+"""Names of options of tokens, in distinction from those of networks."""
+
+
+def _observation_space(spec: Composite, prefix: tuple[str, ...]) -> spaces.Space[Any]:
+    """Return the space of a single agent's observation at a key."""
+    try:
+        around = spec[prefix[:-1]] if prefix[:-1] else spec
+        part = around[prefix[-1]] if prefix else spec
+    except KeyError:
+        raise InputError(
+            f"in_key: expected one of {listed([*spec.keys(True)])}, got {prefix}"
+        ) from None
+    return split_action_mask(observation_space(part, len(around.shape)))[0]
+
+
+def _path(key: Key) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
+
+
+def _keys(prefix: tuple[str, ...], space: spaces.Space[Any]) -> list[Key]:
+    return [(*prefix, *path) for path in leaf_paths(space)]
+
+
+def _nest(paths: Sequence[tuple[str, ...]], leaves: Sequence[Tensor]) -> Any:
+    """Return the observation with the arrays ``leaves`` at ``paths``."""
+    if paths == [()]:
+        return leaves[0]
+    nested: dict[str, Any] = {}
+    for (*outer, name), leaf in zip(paths, leaves, strict=True):
+        place = nested
+        for key in outer:
+            place = place.setdefault(key, {})
+        place[name] = leaf
+    return nested
+
+
+def _row(space: spaces.Box | spaces.MultiBinary) -> spaces.Space[Any]:
+    """Return the space of a vector as a matrix of one row."""
+    if isinstance(space, spaces.MultiBinary):
+        return spaces.MultiBinary((1, *space.shape))
+    return spaces.Box(space.low[None], space.high[None], dtype=space.low.dtype.type)
