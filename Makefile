@@ -18,6 +18,7 @@ PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run -m )pytest
 PAIR := -n 2 --dist worksteal
 # A file's slow tests share a run, and a worker's files a cluster.
 FILES := -n 2 --dist loadfile
+HIGHWAY := $(shell sed -n '/^highway-env==/p' constraints.txt)
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
 .PHONY: help demo test test-all test-ray test-sb3 test-benchmarl fast lint types imports quick slow sanitize coverage dist docs bench clean
@@ -39,6 +40,7 @@ $(BIN)/.demo: $(BIN)/.torch pyproject.toml
 
 $(BIN)/.dev: $(BIN)/.torch pyproject.toml
 	$(PIP) --editable '.[rllib,plots,evolve,analysis,atari,box2d,bullet,mujoco,play,zoo,dev]'
+	$(PIP) --no-deps $(HIGHWAY)  # its pygame is the pygame-ce that is there
 	touch $@
 
 demo: $(BIN)/.demo  ## Install, train AdaPool for a million steps, evaluate it, render a video
