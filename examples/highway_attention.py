@@ -17,7 +17,7 @@ from PIL import Image
 from stable_baselines3 import PPO
 
 import marl_pool
-from marl_pool.adapters.sb3 import SetExtractor, SetModel
+from marl_pool.adapters.sb3 import AnySizeModel, SetExtractor
 
 REACH = 100  # meters that become 1 in an observation
 VEHICLES = 15
@@ -52,7 +52,7 @@ def main() -> None:
     model = PPO("MlpPolicy", env, n_steps=512, seed=0, policy_kwargs=extractor)
     model.learn(arguments.timesteps)
 
-    set_model = SetModel(model)
+    set_model = AnySizeModel(model)
     observation, _ = env.reset(seed=0)
     for _ in range(arguments.steps):
         observation, *_ = env.step(set_model(observation))

@@ -16,7 +16,7 @@ from stable_baselines3 import PPO
 
 import marl_pool
 import marl_pool.envs  # registers the ids
-from marl_pool.adapters.sb3 import SetExtractor, SetModel
+from marl_pool.adapters.sb3 import AnySizeModel, SetExtractor
 
 SMALL, LARGE = "1-3-4", "1-3-28"  # agents, signal entities, distractors
 
@@ -51,7 +51,7 @@ def main() -> None:
         return model.predict(observation, deterministic=True)[0]
 
     marl_pool.evaluate(
-        SetModel(model) if is_set else act,
+        AnySizeModel(model) if is_set else act,
         env={"name": "simple_centroid", "counts": SMALL},
         suite="quick",
         episodes=arguments.episodes,
@@ -60,7 +60,7 @@ def main() -> None:
     )
     if is_set:
         marl_pool.evaluate(
-            SetModel(model),
+            AnySizeModel(model),
             env={"name": "simple_centroid", "counts": LARGE},
             suite={"perturbations": []},
             episodes=arguments.episodes,

@@ -65,7 +65,7 @@ class SetExtractor(BaseFeaturesExtractor):
     ``features``, ``types`` and ``padding``, a Box of ``(N, F)``, a Dict of named sets
     and vectors. An entry ``action_mask`` is no token; see `ActionMaskWrapper`.
 
-    The initial weights are those of `SetNetwork`: SB3's ``ortho_init`` concerns only
+    `SetNetwork` chooses the initial weights: SB3's ``ortho_init`` concerns only
     the layers behind the extractor. The compiled kernel computes what it can, in
     training too; see `marl_pool.compile`.
 
@@ -167,14 +167,14 @@ class SetExtractor(BaseFeaturesExtractor):
 check_constructor(SetExtractor, "features_extractor_kwargs")
 
 
-class SetModel:
+class AnySizeModel:
     """A trained model for sets of any size, whatever size it was trained with.
 
     SB3's ``predict`` takes the sizes of the model's observation space alone. Here each
     size has a policy that shares the model's weights, made when it is first met.
 
     Example:
-        >>> marl_pool.evaluate(SetModel(model), env="simple_centroid")
+        >>> marl_pool.evaluate(AnySizeModel(model), env="simple_centroid")
 
     Args:
         model: a model of SB3 or sb3-contrib whose features extractor is a

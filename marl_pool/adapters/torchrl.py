@@ -174,8 +174,8 @@ class SetActor(TensorDictModule):
         num_outputs: size of each result: the number of logits, or of actions.
         in_key: of the observation, an array or a nested tensordict, such as one of
             ``features``, ``types`` and ``padding``; ``()`` where its entries are at the
-            root. The dimensions of the tensordict around it are those of the batch and
-            of agents.
+            root. The tensordict around it has the dimensions of the batch and of
+            agents.
         out_keys: of the results: one of logits, or two of location and scale. None for
             ``logits`` beside the observation.
         vector: see `AgentNetwork`.
@@ -283,7 +283,7 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
 
     Args:
         actor: a ``ProbabilisticActor`` of a `SetActor` on ``features``, ``types`` and
-            ``padding``. Bounds of its distribution are those of a single agent.
+            ``padding``. Its distribution has the bounds of a single agent.
 
     Raises:
         InputError: an actor of other observations, or without actions.
@@ -365,7 +365,7 @@ def leaf_paths(space: spaces.Space[Any]) -> list[tuple[str, ...]]:
 
 
 TOKEN_OPTIONS = frozenset(options_of(TokenOptions))
-"""Names of options of tokens, in distinction from those of networks."""
+"""Names of options of tokens, and not of networks."""
 
 
 def _observation_space(spec: Composite, prefix: tuple[str, ...]) -> spaces.Space[Any]:

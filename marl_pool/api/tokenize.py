@@ -145,7 +145,7 @@ class ObservationEncoder:
         self.where = where
         self.view = make_view(space, TokenOptions(**options), where=where)
         self.spec = self.view.spec
-        # A space cannot name its types: that of the observer has to be number 0.
+        # A space cannot name its types: the observer's has to be number 0.
         self._first_type = 0 if self.spec.has_self else 1
         if not self.spec.has_self:
             type_names = (SELF_NAME, *self.spec.type_names)

@@ -25,7 +25,7 @@ Act = Callable[[Any], ArrayLike]
 
 
 class Predictor(Protocol):
-    """A model such as those of Stable-Baselines3."""
+    """A model with a method ``predict``, as in Stable-Baselines3."""
 
     def predict(self, observation: Any, /, *arguments: Any, **options: Any) -> Any:
         """Return actions, perhaps in a tuple with a state."""

@@ -19,8 +19,8 @@ from helpers.samples import VARIANTS
 from marl_pool import InputError
 from marl_pool.adapters.sb3 import (
     ActionMaskWrapper,
+    AnySizeModel,
     SetExtractor,
-    SetModel,
     resize_policy,
 )
 from marl_pool.observations.make import make_view
@@ -260,7 +260,7 @@ def test_algorithms_learn_save_and_load(algorithm, action_space, sizes, tmp_path
     actions, _ = model.predict(observation, deterministic=True, **masks)
     repeated, _ = loaded.predict(observation, deterministic=True, **masks)
     np.testing.assert_array_equal(repeated, actions)
-    np.testing.assert_array_equal(SetModel(loaded)(observation), actions)
+    np.testing.assert_array_equal(AnySizeModel(loaded)(observation), actions)
     assert loaded.policy.features_extractor_kwargs == {"pooling": "ada", "dim": 16}
 
 
@@ -290,7 +290,7 @@ def test_initial_weights_are_those_of_the_network():
 
 def test_sets_of_any_size():
     model = make(PPO, TOKENS, spaces.Box(-1, 1, (2,)))
-    any_size = SetModel(model)
+    any_size = AnySizeModel(model)
     observation = batch(TOKENS)
     actions, _ = model.predict(observation, deterministic=True)
     # More slots without a token, and then the slots that hold one alone.
@@ -313,7 +313,7 @@ def test_sets_of_any_size():
 
 def test_resized_policies_share_their_weights():
     model = make(PPO, TOKENS, spaces.Discrete(3))
-    any_size = SetModel(model)
+    any_size = AnySizeModel(model)
     observation = {key: part[:, :3] for key, part in batch(TOKENS, 64).items()}
     observation["padding"][:] = 0
     observation["features"][:] = np.random.default_rng(0).normal(size=(64, 3, 4))
@@ -330,7 +330,7 @@ def test_rows_of_any_number():
     rows = batch(space)
     actions, _ = model.predict(rows, deterministic=True)
     longer = np.concatenate([rows, np.zeros((3, 4, 3), np.float32)], 1)
-    np.testing.assert_allclose(SetModel(model)(longer), actions, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(AnySizeModel(model)(longer), actions, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", [PPO, SAC], ids=lambda cls: cls.__name__)
@@ -340,7 +340,7 @@ def test_attention_weights(algorithm):
     observation = batch(TOKENS)
     observation["padding"][:, 0] = 0
     observation["features"][:, 0] = 0.5
-    weights = SetModel(model).attention_weights(observation)
+    weights = AnySizeModel(model).attention_weights(observation)
     assert weights.shape == (3, 2, NUM_TOKENS)
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     padded = np.broadcast_to(observation["padding"][:, None] == 1, weights.shape)
@@ -351,20 +351,22 @@ def test_attention_weights(algorithm):
     np.testing.assert_allclose(extractor.weights(tensors).detach(), weights, atol=1e-6)
     alone = {key: part[1] for key, part in observation.items()}
     np.testing.assert_allclose(
-        SetModel(model).attention_weights(alone), weights[1], atol=1e-6
+        AnySizeModel(model).attention_weights(alone), weights[1], atol=1e-6
     )
 
 
 def test_heads_without_attention():
     model = make(PPO, TOKENS, spaces.Discrete(2), pooling="max")
-    assert SetModel(model).attention_weights(batch(TOKENS)) is None
+    assert AnySizeModel(model).attention_weights(batch(TOKENS)) is None
 
 
 def test_masks_hold_in_predictions():
     model = make(MaskablePPO, MASKED, spaces.Discrete(5))
     observation = batch(MASKED, 32)
     for deterministic in (False, True):
-        actions, _ = SetModel(model).predict(observation, deterministic=deterministic)
+        actions, _ = AnySizeModel(model).predict(
+            observation, deterministic=deterministic
+        )
         assert np.take_along_axis(observation["action_mask"], actions[:, None], 1).all()
     # Without a set network behind them, masks of the observation are no features.
     other = {**observation, "action_mask": 1 - observation["action_mask"]}
@@ -401,7 +403,7 @@ def test_a_shuffle_costs_nothing():
     model = PPO("MultiInputPolicy", env, policy_kwargs=extractor, device="cpu")
     model.policy.double()
     measured = marl_pool.evaluate(
-        SetModel(model),
+        AnySizeModel(model),
         env={"name": "simple_centroid", "num_noise": 2},
         suite={
             "perturbations": [
@@ -469,7 +471,7 @@ def test_heads_of_one_number_of_tokens():
 def test_wrong_observations(observation, message):
     model = make(PPO, TOKENS, spaces.Discrete(3))
     with pytest.raises(InputError, match=message):
-        SetModel(model)(observation)
+        AnySizeModel(model)(observation)
 
 
 @pytest.mark.parametrize(
