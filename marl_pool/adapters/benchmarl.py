@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from marl_pool.adapters.space_network import Part
 from marl_pool.adapters.torchrl import (
     AgentNetwork,
     Scope,
@@ -44,9 +45,6 @@ except ModuleNotFoundError as error:
     raise InputError(
         "this needs benchmarl, in an environment of its own: pip install benchmarl"
     ) from error
-
-Part = str | Mapping[str, Any]
-"""A name, or ``{"name": …, **options}``."""
 
 
 class SetModel(Model):

@@ -26,20 +26,11 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from typing_extensions import override
 
+from marl_pool.adapters.space_network import SpaceNetwork
 from marl_pool.compiled import compile
-from marl_pool.kernels.functional import Activation
-from marl_pool.networks.set_network import SetNetwork
-from marl_pool.observations.make import make_view, split_action_mask, validate_space
+from marl_pool.observations.make import split_action_mask
 from marl_pool.observations.masks import MASK, read_mask
-from marl_pool.observations.view import TokenOptions
 from marl_pool.options.construction import check_constructor
-from marl_pool.options.signatures import options_of, unknown_key
-from marl_pool.options.types import (
-    PositiveFloat,
-    PositiveInt,
-    Probability,
-    SizeOrZero,
-)
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError, explain_missing_modules
@@ -55,7 +46,6 @@ with explain_missing_modules():
 
 Observation = np.ndarray | Mapping[str, np.ndarray]
 """Of one environment, or of several with a first dimension for them."""
-Part = str | Mapping[str, Any]
 
 
 class SetExtractor(BaseFeaturesExtractor):
@@ -71,65 +61,29 @@ class SetExtractor(BaseFeaturesExtractor):
 
     Args:
         observation_space: the policy's; SB3 passes it.
-        pooling: a name, or ``{"name": …, **options}``; heads without memory.
-        encoder: a name, or ``{"name": …, **options}``.
-        dim: the encoder's option ``dim``, the width of its vectors; None for its
-            default.
-        num_layers: the encoder's option; None for its default.
-        num_heads: the encoder's option; None for its default.
-        type_embedding: width of the learned type embedding; 0 for none.
-        input_activation: applied to the projected tokens; None for none.
-        init_std: standard deviation of the initial weights.
-        dropout: probability in the encoder while training, in [0, 1).
-        token_dropout: probability, while training, that a token is hidden, in [0, 1).
         normalize_images: as in ``policy_kwargs``: True if SB3 divides images by 255.
-        **options: options of `TokenOptions`, such as ``presence=0``.
+        **options: of the `SpaceNetwork`, such as ``pooling="ada"``, ``dim=16`` and
+            ``presence=0``.
 
     Raises:
-        InputError: a space that cannot become tokens, an unknown name, a wrong option,
-            or a head with a memory.
+        InputError: as `SpaceNetwork`.
     """
 
     def __init__(
         self,
         observation_space: spaces.Space,
         *,
-        pooling: Part = "ada",
-        encoder: Part = "transformer",
-        dim: PositiveInt | None = None,
-        num_layers: PositiveInt | None = None,
-        num_heads: PositiveInt | None = None,
-        type_embedding: SizeOrZero = 4,
-        input_activation: Activation | None = "gelu",
-        init_std: PositiveFloat = 0.2,
-        dropout: Probability = 0.0,
-        token_dropout: Probability = 0.0,
         normalize_images: bool = True,
         **options: Any,
     ) -> None:
-        validate_space(observation_space, "observation space")
-        space, _ = split_action_mask(observation_space)
-        view = make_view(space, _token_options(space, options))
-        sizes = {"dim": dim, "num_layers": num_layers, "num_heads": num_heads}
-        network = SetNetwork(
-            view.spec,
-            encoder=_part(encoder)
-            | {key: size for key, size in sizes.items() if size is not None},
-            pooling=_part(pooling),
-            type_embedding=type_embedding,
-            input_activation=input_activation,
-            init_std=init_std,
-            dropout=dropout,
-            token_dropout=token_dropout,
+        defaults = (
+            {"channels": "first"} if _has_channels_first(observation_space) else {}
         )
-        if network.memory_head is not None:
-            raise InputError(
-                "pooling: expected a head without memory, which SB3's policies cannot "
-                f"carry from step to step, got {_part(pooling)['name']!r}"
-            )
-        super().__init__(observation_space, network.dim_out)
-        self.space, self.view, self.normalized = space, view, normalize_images
-        self.network = compile(network)
+        inner = SpaceNetwork(observation_space, **{**defaults, **options})
+        super().__init__(observation_space, inner.dim_out)
+        self.space, _ = split_action_mask(observation_space)
+        self.view, self.normalized = inner.view, normalize_images
+        self.network = compile(inner.network)
 
     def tokens(self, observations: Any) -> Tokens:
         """Convert observations, preprocessed by SB3, to tokens of batch ``(B,)``.
@@ -367,25 +321,15 @@ def _of_space(space: spaces.Space, observation: Observation) -> Any:
     return {key: observation[key] for key in space}
 
 
-def _part(part: Part) -> dict[str, Any]:
-    return {"name": part} if isinstance(part, str) else dict(part)
-
-
-def _token_options(space: spaces.Space, options: Mapping[str, Any]) -> TokenOptions:
-    accepted = options_of(TokenOptions)
-    for key in options:
-        if key not in accepted:
-            raise unknown_key(key, {**options_of(SetExtractor), **accepted})
-    # SB3 puts the channels of images first, and changes the space accordingly.
+def _has_channels_first(space: spaces.Space) -> bool:
+    """Return whether SB3 has put the channels of an image first."""
     parts = space.values() if isinstance(space, spaces.Dict) else (space,)
-    is_first = any(
+    return any(
         isinstance(part, spaces.Box)
         and is_image_space(part)
         and is_image_space_channels_first(part)
         for part in parts
     )
-    defaults = {"channels": "first"} if is_first else {}
-    return TokenOptions(**{**defaults, **options})
 
 
 def _restore(space: spaces.Space, values: Any, normalized: bool) -> Any:

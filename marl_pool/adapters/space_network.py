@@ -9,10 +9,10 @@ from torch import Tensor, cat, nn
 from marl_pool.kernels.functional import Activation
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.observations.lists import element_space
-from marl_pool.observations.make import make_view, split_action_mask
+from marl_pool.observations.make import make_view, split_action_mask, validate_space
 from marl_pool.observations.view import TokenOptions
 from marl_pool.options.construction import check_constructor
-from marl_pool.options.signatures import check_argument, options_of, unknown_key
+from marl_pool.options.signatures import options_of, unknown_key
 from marl_pool.options.types import PositiveFloat, PositiveInt, Probability, SizeOrZero
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
@@ -68,15 +68,15 @@ class SpaceNetwork(nn.Module):
     ) -> None:
         super().__init__()
         accepted = options_of(TokenOptions)
-        for key, value in options.items():
+        for key in options:
             if key not in accepted:
                 raise unknown_key(key, {**options_of(SpaceNetwork), **accepted})
-            check_argument(key, value, accepted[key].annotation)
         if _has_lists(space):
             raise InputError(
                 "observation space: expected arrays of fixed sizes, such as those of "
                 f"tokenize_env(env, max_tokens=…), got {space}"
             )
+        validate_space(space, "observation space")
         observed, _ = split_action_mask(space)
         self.view = make_view(observed, TokenOptions(**options))
         sizes = {"dim": dim, "num_layers": num_layers, "num_heads": num_heads}
