@@ -28,6 +28,7 @@ from marl_pool.observations.view import (
     TokenView,
     listed,
     read_entries,
+    validate_indices,
 )
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
@@ -78,11 +79,8 @@ class LeavesView(TokenView):
         for path, leaf in lists.items():
             count = _list_length(path, leaf, options, [*lists], used, prefix)
             positions = tuple(options.positions or ())
-            if options.drop == "farthest" and not positions:
-                raise InputError(
-                    f"{prefix}positions: expected features, by which the farthest "
-                    "elements are dropped, got none"
-                )
+            if options.drop == "farthest":
+                _validate_distances(path, element_space(leaf), positions, prefix)
             storage = ListStorage.of(leaf, path, count, number, options.drop, positions)
             self.lists[path or WHOLE] = storage
             rows: Any = rows_space(element_space(leaf), count)  # type: ignore[arg-type]
@@ -264,6 +262,23 @@ def _list_length(
             f"entries, got {max_tokens}"
         )
     return count if largest is None else min(count, largest)
+
+
+def _validate_distances(
+    path: str, element: Any, positions: tuple[int, ...], prefix: str
+) -> None:
+    """Raise InputError unless elements of a list have the numbers of a position."""
+    if not positions:
+        raise InputError(
+            f"{prefix}positions: expected features, by which the farthest elements are "
+            "dropped, got none"
+        )
+    if not isinstance(element, spaces.Box | spaces.MultiBinary):
+        raise InputError(
+            f"{prefix}drop: expected last, since the elements of {path or WHOLE} are "
+            "choices without a position, got farthest"
+        )
+    validate_indices(f"{prefix}positions", positions, int(np.prod(element.shape or ())))
 
 
 def _key_of(mask: SlotMask) -> str:

@@ -127,6 +127,8 @@ class ListStorage:
             )
         if self.drop == "last":
             return elements[:count]
-        distances = [np.linalg.norm(item[[*self.positions]]) for item in elements]
+        distances = [
+            np.linalg.norm(item.ravel()[[*self.positions]]) for item in elements
+        ]
         nearest = np.sort(np.argsort(distances, kind="stable")[:count])
         return [elements[index] for index in nearest]

@@ -787,6 +787,26 @@ def test_surplus_elements_are_dropped_only_on_request(options, expected):
         convert(view_of(space, max_tokens=2), observation)
 
 
+@pytest.mark.parametrize(
+    ("element", "options", "message"),
+    [
+        (box(2), {}, "positions: expected features, by which the farthest"),
+        (box(2), {"positions": [4]}, r"positions: .*below 2, got \[4\]"),
+        (spaces.Discrete(4), {"positions": [3]}, "drop: expected last, since"),
+    ],
+)
+def test_a_distance_of_elements_needs_their_numbers(element, options, message):
+    space = spaces.Dict(near=spaces.Sequence(element), other=box(5))
+    with pytest.raises(InputError, match=message):
+        view_of(space, max_tokens=3, drop="farthest", **options)
+
+
+def test_the_farthest_single_numbers_are_dropped():
+    view = view_of(spaces.Sequence(box()), max_tokens=2, drop="farthest", positions=[0])
+    tokens = convert(view, [np.float32(x) for x in (3, -1, 2)])
+    assert tokens.features.tolist() == [[[-1], [2]]]
+
+
 class Repeated(spaces.Space):
     """Has the attributes of RLlib's class, whose elements are lists."""
 
