@@ -47,11 +47,8 @@ def main() -> None:
     )
     model.learn(arguments.timesteps)
 
-    def act(observation):
-        return model.predict(observation, deterministic=True)[0]
-
     marl_pool.evaluate(
-        AnySizeModel(model) if is_set else act,
+        AnySizeModel(model) if is_set else model,
         env={"name": "simple_centroid", "counts": SMALL},
         suite="quick",
         episodes=arguments.episodes,

@@ -59,9 +59,9 @@ def main() -> None:
                 loss.value_estimator(batch, params=loss.critic_network_params)
             for rows in torch.randperm(len(batch)).split(250):
                 losses = loss(batch[rows])
-                total = sum(v for k, v in losses.items() if k.startswith("loss_"))
+                objective = sum(v for k, v in losses.items() if k.startswith("loss_"))
                 optimizer.zero_grad()
-                total.backward()
+                objective.backward()
                 optimizer.step()
     marl_pool.evaluate(as_policy(actor), ENV, episodes=arguments.episodes, title="PPO")
 
