@@ -137,7 +137,7 @@ class AnySizeModel:
 
     def __init__(self, model: BaseAlgorithm) -> None:
         self.model = model
-        self._policies: dict[str, BasePolicy] = {}
+        self._policies: dict[tuple[str, torch.device, torch.dtype], BasePolicy] = {}
 
     def __call__(self, observation: Observation) -> np.ndarray:
         """Return the most likely actions; see `predict`."""
@@ -187,10 +187,12 @@ class AnySizeModel:
 
     def _policy(self, observation: Observation) -> BasePolicy:
         space = fitted_space(self.model.observation_space, observation)
-        if str(space) not in self._policies:
-            policy = resize_policy(self.model.policy, space)
-            self._policies[str(space)] = policy
-        return self._policies[str(space)]
+        original = self.model.policy
+        # Buffers are no longer shared once the model has another dtype or device.
+        key = str(space), original.device, next(original.parameters()).dtype
+        if key not in self._policies:
+            self._policies[key] = resize_policy(original, space)
+        return self._policies[key]
 
 
 def resize_policy(policy: BasePolicy, observation_space: spaces.Space) -> BasePolicy:
@@ -212,8 +214,12 @@ def resize_policy(policy: BasePolicy, observation_space: spaces.Space) -> BasePo
         resized = type(policy)(**{**data, "observation_space": observation_space})
     # Buffers that no state holds follow device and dtype, too.
     resized.to(policy.device, next(policy.parameters()).dtype)
+    # Parameters that are frozen stay so, and are the same ones, not only their data,
+    # which a change of dtype or device would replace.
+    for new, original in zip(resized.parameters(), policy.parameters(), strict=True):
+        new.requires_grad_(original.requires_grad)
     try:
-        resized.load_state_dict(policy.state_dict(), assign=True)
+        resized.load_state_dict(policy.state_dict(keep_vars=True), assign=True)
     except RuntimeError as error:
         raise InputError(
             "observation: expected the number of tokens in the model's space, which "

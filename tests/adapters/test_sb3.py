@@ -442,6 +442,20 @@ def test_wrong_options(space, options, message):
     assert "\n" not in str(error.value)
 
 
+def test_weights_of_other_sizes_follow_a_change_of_dtype():
+    model = make(PPO, spaces.Box(-1, 1, (5, 2)), spaces.Discrete(3), dim=8)
+    frozen = next(model.policy.parameters()).requires_grad_(False)
+    any_size, observation = AnySizeModel(model), np.ones((9, 2), np.float32)
+    any_size(observation)
+    model.policy.double()
+    resized = any_size._policy(observation)
+    pairs = zip(resized.parameters(), model.policy.parameters(), strict=True)
+    assert all(parameter is original for parameter, original in pairs)
+    assert {tensor.dtype for tensor in resized.buffers()} <= {torch.float64}
+    assert not frozen.requires_grad
+    assert any_size(observation).shape == ()
+
+
 def test_heads_of_one_number_of_tokens():
     model = make(PPO, TOKENS, spaces.Discrete(3), pooling="flatten")
     longer = spaces.Dict(
