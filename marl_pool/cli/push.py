@@ -192,5 +192,7 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _without_folder(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_without_folder(entry) for entry in value]
     is_folder = isinstance(value, str) and Path(value).is_absolute()
     return Path(value).name if is_folder else value
