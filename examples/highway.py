@@ -16,7 +16,8 @@ from stable_baselines3 import PPO
 import marl_pool
 
 ID = "intersection-v2"
-ROWS = {"presence": 0, "token_types": ["ego"] + ["vehicle"] * 14, "positions": [1, 2]}
+# Perturbations that spare the observer know it by the name self.
+ROWS = {"presence": 0, "token_types": ["self"] + ["vehicle"] * 14, "positions": [1, 2]}
 
 
 def main() -> None:
