@@ -33,7 +33,7 @@ from marl_pool.observations.make import make_view, split_action_mask, validate_s
 from marl_pool.observations.masks import MASK, read_mask
 from marl_pool.observations.view import TokenOptions
 from marl_pool.options.construction import check_constructor
-from marl_pool.options.signatures import options_of, unknown_key
+from marl_pool.options.signatures import ANY_OTHER, options_of, unknown_key
 from marl_pool.options.types import (
     PositiveFloat,
     PositiveInt,
@@ -179,9 +179,18 @@ class AnySizeModel:
     Args:
         model: a model of SB3 or sb3-contrib whose features extractor is a
             `SetExtractor`, with a head that takes any number of tokens.
+
+    Raises:
+        InputError: another model.
     """
 
     def __init__(self, model: BaseAlgorithm) -> None:
+        modules = model.policy.modules() if isinstance(model, BaseAlgorithm) else ()
+        if not any(isinstance(module, SetExtractor) for module in modules):
+            raise InputError(
+                "model: expected a model of SB3 with a SetExtractor, got "
+                f"{type(model).__name__}"
+            )
         self.model = model
         self._policies: dict[str, BasePolicy] = {}
 
@@ -291,6 +300,14 @@ def fitted_space(space: spaces.Space, observation: Observation) -> spaces.Space:
         )
     if size == shape:
         return space
+    # In a Dict, a view would fill up missing columns. A matrix of bytes is an image.
+    is_rows = isinstance(space, spaces.Box) and len(shape) == 2
+    is_rows = is_rows and space.dtype != np.uint8
+    if 0 in size or (is_rows and size[1:] != shape[1:]):
+        raise InputError(
+            f"observation: expected {shape} with at least one token and the same "
+            f"features, got {actual}"
+        )
     match space:
         case spaces.MultiBinary():
             return spaces.MultiBinary(size)
@@ -375,7 +392,8 @@ def _token_options(space: spaces.Space, options: Mapping[str, Any]) -> TokenOpti
     accepted = options_of(TokenOptions)
     for key in options:
         if key not in accepted:
-            raise unknown_key(key, {**options_of(SetExtractor), **accepted})
+            named = options_of(SetExtractor, {"observation_space", ANY_OTHER})
+            raise unknown_key(key, {**named, **accepted})
     # SB3 puts the channels of images first, and changes the space accordingly.
     parts = space.values() if isinstance(space, spaces.Dict) else (space,)
     is_first = any(
