@@ -114,12 +114,16 @@ def check_mask(
         A report, which is true if all checks passed and prints a line for each.
 
     Raises:
-        InputError: an observation without entities or without padding to be found.
+        InputError: an observation without entities or without padding to be found, or
+            outputs of another shape.
     """
+    if not callable(model):
+        raise InputError(f"model: expected a callable, got {type(model).__name__}")
     sets = _parse(observation, mask, marks, presence, zeros)
     subject = _Subject(model, sets, invariant, per_entity, seed)
     if isinstance(model, nn.Module):
         subject = _best_precision(subject)
+    _validate_outputs(subject)
     return _report(subject)
 
 
@@ -314,7 +318,11 @@ def _parse(
         for name, part in parts.items()
         if name != key and part.shape[:2] == padding.shape
     }
-
+    if not any(map(_is_float, entities.values())):
+        shapes = {name: tuple(part.shape) for name, part in parts.items()}
+        raise InputError(
+            f"mask: expected the shape (B, N) of the features, got {shapes}"
+        )
     if presence is not None and len(entities) > 1:
         raise InputError(
             f"presence: expected one tensor of entities, got {list(entities)}"
@@ -332,6 +340,16 @@ def _parse(
 
 def _parts(observation: Any) -> tuple[Parts, Callable[[Parts], tuple[Any, ...]]]:
     """Return the tensors of an observation, and how a call is made of them."""
+    try:
+        return _tensors(observation)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            "observation: expected tensors, in a tuple or a mapping, got "
+            f"{type(observation).__name__}"
+        ) from error
+
+
+def _tensors(observation: Any) -> tuple[Parts, Callable[[Parts], tuple[Any, ...]]]:
     if isinstance(observation, Tokens):
         return observation.columns, lambda parts: (Tokens(*parts.values()),)
     if isinstance(observation, Mapping):
@@ -378,6 +396,20 @@ def _in_precision(subject: _Subject, dtype: torch.dtype) -> _Subject:
     """Return a copy of the subject in evaluation mode, parameters and features cast."""
     model = deepcopy(subject.model).eval().to(dtype)  # type: ignore[attr-defined]
     return replace(subject, model=model, sets=subject.sets.to(dtype))
+
+
+def _validate_outputs(subject: _Subject) -> None:
+    rows = (
+        subject.sets.padding.shape
+        if subject.per_entity
+        else subject.sets.padding.shape[:1]
+    )
+    outputs = subject.outputs(subject.sets)
+    if not outputs or any(output.shape[: len(rows)] != rows for output in outputs):
+        raise InputError(
+            f"model: expected floating outputs whose shapes begin with {tuple(rows)}, "
+            f"got {[tuple(output.shape) for output in outputs]}"
+        )
 
 
 def _report(subject: _Subject) -> MaskReport:

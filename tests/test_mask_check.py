@@ -223,6 +223,22 @@ def test_the_model_is_left_as_it_was() -> None:
         assert value.equal(weights[key])
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (3, {}, "model: expected a callable, got int"),
+        (lambda x, padding: None, {}, "begin with (3,), got []"),
+        (lambda x, padding: x.sum(), {}, "begin with (3,), got [()]"),
+        (lambda x, padding: x.sum(1), {"per_entity": True}, "begin with (3, 6), got"),
+    ],
+)
+def test_wrong_outputs(model: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_mask(model, (FEATURES, PADDING), **options)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_assert_mask_shows_every_sentence() -> None:
     with pytest.raises(AssertionError, match="content: FAILED, numbers under padding"):
         assert_mask(Model(unmasked_max), (FEATURES, PADDING))
@@ -238,6 +254,8 @@ def test_assert_mask_shows_every_sentence() -> None:
         ((FEATURES, PADDING), {"mask": 1, "zeros": True}, "expected one of mask"),
         ((FEATURES, torch.ones(3, 6).bool()), {}, "a present entity in each set"),
         ((TYPES, PADDING), {}, "floating features of shape (B, N, F)"),
+        ((FEATURES, PADDING[:, 1:]), {}, "mask: expected the shape (B, N)"),
+        (None, {}, "observation: expected tensors, in a tuple or a mapping, got None"),
         (FEATURES, {"presence": 4}, "a feature from 0 to 3, got 4"),
         ((FEATURES, TYPES), {"presence": 0}, "one tensor of entities, got [0, 1]"),
     ],

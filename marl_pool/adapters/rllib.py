@@ -232,7 +232,9 @@ def set_module_spec(config: AlgorithmConfig, **options: Any) -> RLModuleSpec:
     Raises:
         InputError: another algorithm.
     """
-    default = config.get_default_rl_module_spec().module_class
+    default: Any = None
+    if isinstance(config, AlgorithmConfig):
+        default = config.get_default_rl_module_spec().module_class
     if default not in SET_CLASSES:
         raise InputError(
             "config: expected one of PPO, APPO, IMPALA, DQN, SAC, got "

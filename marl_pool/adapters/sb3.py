@@ -133,9 +133,18 @@ class AnySizeModel:
     Args:
         model: a model of SB3 or sb3-contrib whose features extractor is a
             `SetExtractor`, with a head that takes any number of tokens.
+
+    Raises:
+        InputError: another model.
     """
 
     def __init__(self, model: BaseAlgorithm) -> None:
+        modules = model.policy.modules() if isinstance(model, BaseAlgorithm) else ()
+        if not any(isinstance(module, SetExtractor) for module in modules):
+            raise InputError(
+                "model: expected a model of SB3 with a SetExtractor, got "
+                f"{type(model).__name__}"
+            )
         self.model = model
         self._policies: dict[tuple[str, torch.device, torch.dtype], BasePolicy] = {}
 
@@ -251,6 +260,14 @@ def fitted_space(space: spaces.Space, observation: Observation) -> spaces.Space:
         )
     if size == shape:
         return space
+    # In a Dict, a view would fill up missing columns. A matrix of bytes is an image.
+    is_rows = isinstance(space, spaces.Box) and len(shape) == 2
+    is_rows = is_rows and space.dtype != np.uint8
+    if 0 in size or (is_rows and size[1:] != shape[1:]):
+        raise InputError(
+            f"observation: expected {shape} with at least one token and the same "
+            f"features, got {actual}"
+        )
     match space:
         case spaces.MultiBinary():
             return spaces.MultiBinary(size)

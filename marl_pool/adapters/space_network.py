@@ -12,7 +12,7 @@ from marl_pool.observations.lists import element_space
 from marl_pool.observations.make import make_view, split_action_mask, validate_space
 from marl_pool.observations.view import TokenOptions
 from marl_pool.options.construction import check_constructor
-from marl_pool.options.signatures import options_of, unknown_key
+from marl_pool.options.signatures import ANY_OTHER, options_of, unknown_key
 from marl_pool.options.types import PositiveFloat, PositiveInt, Probability, SizeOrZero
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
@@ -70,7 +70,8 @@ class SpaceNetwork(nn.Module):
         accepted = options_of(TokenOptions)
         for key in options:
             if key not in accepted:
-                raise unknown_key(key, {**options_of(SpaceNetwork), **accepted})
+                named = options_of(SpaceNetwork, {"space", ANY_OTHER})
+                raise unknown_key(key, {**named, **accepted})
         if _has_lists(space):
             raise InputError(
                 "observation space: expected arrays of fixed sizes, such as those of "

@@ -370,6 +370,13 @@ TOKEN_OPTIONS = frozenset(options_of(TokenOptions))
 
 def _observation_space(spec: Composite, prefix: tuple[str, ...]) -> spaces.Space[Any]:
     """Return the space of a single agent's observation at a key."""
+    if not isinstance(spec, Composite):
+        raise InputError(
+            "observation_spec: expected a Composite, such as env.observation_spec, got "
+            f"{type(spec).__name__}"
+        )
+    if not isinstance(prefix, tuple):
+        raise InputError(f"in_key: expected text or a tuple of it, got {prefix!r}")
     try:
         around = spec[prefix[:-1]] if prefix[:-1] else spec
         part = around[prefix[-1]] if prefix else spec

@@ -195,7 +195,8 @@ class Perturber:
                 description = " ".join(str(observation_spaces[agent]).split())
                 raise InputError(
                     f"env: agent {agent!r}: expected observations in a Dict of "
-                    f"{', '.join(TOKEN_PARTS)}, got {description}"
+                    f"{', '.join(TOKEN_PARTS)}, as tokenize_env makes, got "
+                    f"{description}"
                 )
             # A space cannot name its types, as these envs can.
             spec = token_specs.get(agent, spec)

@@ -64,6 +64,10 @@ class CallablePolicy(Policy):
     def __init__(self, act: Act | Predictor, group: AgentGroup) -> None:
         super().__init__()
         self.group = group
+        if isinstance(act, type):
+            raise InputError(
+                f"policy: expected a model, got the class {act.__name__} itself"
+            )
         if hasattr(act, "predict"):
             self._act = _predictor(act)
         elif callable(act):

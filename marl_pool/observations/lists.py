@@ -123,7 +123,8 @@ class ListStorage:
         if self.drop is None:
             raise InputError(
                 f"{label(self.name)}expected at most {count} elements, the number of "
-                f"slots, got {len(elements)}"
+                f"slots, got {len(elements)}; max_tokens makes more of them, and drop "
+                "says which elements are left out"
             )
         if self.drop == "last":
             return elements[:count]

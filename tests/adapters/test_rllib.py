@@ -289,8 +289,10 @@ def test_what_cannot_be_built_is_refused_in_one_line(
 
 
 def test_other_algorithms_are_refused() -> None:
-    with pytest.raises(InputError, match="one of PPO, APPO, IMPALA, DQN, SAC, got BC"):
-        set_module_spec(BCConfig())
+    for config, name in ((BCConfig(), "BC"), (3, "int")):
+        message = f"one of PPO, APPO, IMPALA, DQN, SAC, got {name}"
+        with pytest.raises(InputError, match=message):
+            set_module_spec(config)
 
 
 @pytest.mark.parametrize("module", [None, torch.nn.Linear(2, 2)])
@@ -499,7 +501,7 @@ def test_the_code_of_the_page_runs(algorithms: list[Algorithm]) -> None:
     for size, smaller in (("2048", "32"), ("256", "16"), ("episodes=64", "episodes=2")):
         assert size in code
         code = code.replace(size, smaller)
-    names: dict[str, Any] = {"HighwayLike": Rows}
+    names: dict[str, Any] = {}
     exec(code, names)
     algorithms.append(names["algorithm"])
     drops = {row.perturbation: row.drop for row in names["measured"].results}

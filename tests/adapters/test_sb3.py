@@ -456,6 +456,31 @@ def test_weights_of_other_sizes_follow_a_change_of_dtype():
     assert any_size(observation).shape == ()
 
 
+def test_named_sets_keep_their_features():
+    space = spaces.Dict(
+        cars=spaces.Box(-1, 1, (4, 3)), people=spaces.Box(-1, 1, (2, 5))
+    )
+    model = AnySizeModel(make(PPO, space, spaces.Discrete(3)))
+    cars = np.zeros((9, 3), np.float32)
+    model({"cars": cars, "people": np.zeros((1, 5), np.float32)})
+    with pytest.raises(InputError, match=r"the same features, got \(1, 4\)"):
+        model({"cars": cars, "people": np.zeros((1, 4), np.float32)})
+
+
+def test_models_without_a_set_extractor():
+    model = PPO("MlpPolicy", SampledEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(2)))
+    for other in (model, 3):
+        with pytest.raises(InputError, match="expected a model of SB3 with a SetExt"):
+            AnySizeModel(other)
+
+
+def test_choices_are_options():
+    with pytest.raises(InputError) as error:
+        SetExtractor(TOKENS, presense=0)
+    assert "**" not in str(error.value)
+    assert "observation_space" not in str(error.value)
+
+
 def test_heads_of_one_number_of_tokens():
     model = make(PPO, TOKENS, spaces.Discrete(3), pooling="flatten")
     longer = spaces.Dict(
@@ -479,6 +504,22 @@ def test_heads_of_one_number_of_tokens():
                 "padding": np.zeros(6),
             },
             r"expected \(6, 4\) with any number of tokens",
+        ),
+        (
+            {
+                "features": np.zeros((6, 3)),
+                "types": np.zeros(6),
+                "padding": np.zeros(6),
+            },
+            r"the same features, got \(6, 3\)",
+        ),
+        (
+            {
+                "features": np.zeros((0, 4)),
+                "types": np.zeros(0),
+                "padding": np.zeros(0),
+            },
+            r"at least one token .* got \(0, 4\)",
         ),
     ],
 )

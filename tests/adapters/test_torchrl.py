@@ -236,6 +236,8 @@ def test_a_single_agent_has_its_entries_at_the_root() -> None:
         (lambda s: SetActor(s, 4, pooling="best"), "pooling"),
         (lambda s: SetActor(s, 4, vector="row"), "vector: "),
         (lambda s: SetCritic(s, scope="all"), "scope: "),
+        (lambda s: SetActor(3, 4), "observation_spec: expected a Composite, .*got int"),
+        (lambda s: SetActor(s, 4, in_key=3), "in_key: expected text or a tuple"),
         (
             lambda s: SetCritic(data.Composite(a=data.Unbounded(3)), in_key="a"),
             "scope: expected own",

@@ -183,6 +183,7 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
         ),
         (lambda observation: np.zeros((3, 2)), {}, r"shape \(6, 5\), got \(3, 2\)"),
         ("ada", {}, "expected a function of observations, a model .*, got str"),
+        (dict, {}, "policy: expected a model, got the class dict itself"),
         (noop, {"episodes": 0}, "episodes"),
         (noop, {"env": None}, "env: expected a name, an id .* got NoneType"),
         (noop, {"env": {}}, "env: expected one of"),

@@ -85,6 +85,8 @@ def test_tensors_and_shares_are_taken():
         ({"weights": "abc"}, "weights: expected numbers"),
         ({"observer": [1.0]}, "observer: expected x and y"),
         ({"observer": [np.nan, 1.0]}, "observer: expected x and y"),
+        ({"radius": -1.0}, "radius: expected a number of at least 0, got -1.0"),
+        ({"radius": "a"}, "radius: expected a number of at least 0, got 'a'"),
     ],
 )
 def test_wrong_arguments(options, message):

@@ -58,7 +58,8 @@ def draw_attention(
         A new picture, ``(height, width, 3)`` uint8.
 
     Raises:
-        InputError: another shape, negative or infinite weights, or no OpenCV.
+        InputError: another shape, negative or infinite weights, a negative radius, or
+            no OpenCV.
     """
     try:
         image = to_rgb(frame).copy()
@@ -75,6 +76,8 @@ def draw_attention(
     start = None if observer is None else _numbers("observer", observer, "(2,)")
     if start is not None and (start.shape != (2,) or not np.isfinite(start).all()):
         raise InputError(f"observer: expected x and y, got {start.tolist()}")
+    if not isinstance(radius, int | float) or not 0 <= radius < np.inf:
+        raise InputError(f"radius: expected a number of at least 0, got {radius!r}")
     # What is absent gets no line.
     present = np.isfinite(points).all(1)
     heads = np.where(np.isnan(heads), 0.0, heads)[:, present]
