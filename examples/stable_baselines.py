@@ -32,9 +32,10 @@ def main() -> None:
     arguments = parser.parse_args()
 
     env = gymnasium.make("marl_pool/simple_centroid-v0", counts=SMALL)
+    network = {"pooling": arguments.pooling, "encoder": "identity", "dim": 64}
     extractor = {
         "features_extractor_class": SetExtractor,
-        "features_extractor_kwargs": {"pooling": arguments.pooling},
+        "features_extractor_kwargs": network,
     }
     is_set = arguments.extractor == "set"
     model = PPO(

@@ -125,16 +125,19 @@ def _validate_once(namespace: argparse.Namespace, overrides: list[str]) -> None:
     pairs = [text.lstrip("+").partition("=")[::2] for text in overrides]
     flags = {key: getattr(namespace, key) for key in KEY_FLAGS.get(namespace.verb, ())}
     pairs += [(key, value) for key, value in flags.items() if value is not None]
-    # The name of a section is its option in other words: pooling=max pooling.name=avg
-    if len({key.removesuffix(".name") for key, _ in pairs}) == len(pairs):
+    # A name in a section is its option: pooling=max pooling.name=avg. But a class of
+    # the user's may take the options of a built-in one.
+    pairs = [
+        (key if ":" in value else key.removesuffix(".name"), value)
+        for key, value in pairs
+    ]
+    if len({key for key, _ in pairs}) == len(pairs):
         return
     from marl_pool.config.sections import VERBS as COMPOSED
 
     groups = {group for verb in COMPOSED.values() for group in verb.config_groups}
     first: dict[str, str] = {}
-    for name, value in pairs:
-        group = name.removesuffix(".name")
-        key = group if group in groups else name
+    for key, value in pairs:
         is_single = key in groups or namespace.verb == "sweep"
         if is_single and first.setdefault(key, value) != value:
             kind = "option" if key in groups else "value"

@@ -1,7 +1,7 @@
 """Any function from observations to actions, or model that predicts, as a policy."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from threading import Lock
 from typing import Any, Protocol
 
@@ -41,8 +41,9 @@ class CallablePolicy(Policy):
     ``features (B, N, F)``, ``types (B, N)`` and ``padding (B, N)``, and ``action_mask
     (B, n)`` bool, True = allowed, where there is one.
 
-    A function decides by itself whether it samples. A model's ``predict`` receives
-    ``deterministic`` and ``action_masks`` if these are its parameters.
+    A function decides by itself whether it samples. It, or a model's ``predict``,
+    receives ``action_masks``, as above or None, if this is a parameter, and ``predict``
+    also ``deterministic``. So it gets masks that the environment has in its infos.
 
     Args:
         act: returns actions as `ActionSpec` has them: ``(B, A)`` in the units of a Box,
@@ -71,7 +72,11 @@ class CallablePolicy(Policy):
         if hasattr(act, "predict"):
             self._act = _predictor(act)
         elif callable(act):
-            self._act = lambda observation, mask, explore: act(observation)
+            function: Any = act
+            takes_mask = "action_masks" in _parameters(act)
+            self._act = lambda observation, mask, explore: function(
+                observation, **({"action_masks": mask} if takes_mask else {})
+            )
         else:
             raise InputError(
                 "policy: expected a function of observations, a model with predict or "
@@ -170,7 +175,7 @@ def _predictor(
     model: Any,
 ) -> Callable[[Any, np.ndarray | None, bool], ArrayLike]:
     """Return the ``predict`` of a model as a function of what `CallablePolicy` has."""
-    parameters = inspect.signature(model.predict).parameters
+    parameters = _parameters(model.predict)
 
     def act(observation: Any, mask: np.ndarray | None, explore: bool) -> ArrayLike:
         options: dict[str, Any] = {}
@@ -190,6 +195,14 @@ def _predictor(
         return actions
 
     return act
+
+
+def _parameters(function: Callable[..., Any]) -> Collection[str]:
+    """Return the names of a function's parameters; none of one without a signature."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # as of some functions in C
+        return ()
 
 
 def _choices(actions: np.ndarray, spec: ActionSpec) -> np.ndarray:

@@ -535,9 +535,10 @@ def test_an_edited_configuration_is_told_from_a_checkpoint_s(tmp_path):
     with run.checkpoint(1, ("state",)) as folder:
         (folder / "state").write_text("state")
     (checkpoint,) = run.checkpoints()
-    assert run.has_config_of(checkpoint)
+    assert run.config_change(checkpoint) == run.config_change() == ""
     file = run.path / "config.yaml"
     file.write_text(file.read_text().replace("seed: 3", "seed: 4"))
     edited = Run.open(run.path)
     assert edited.config["seed"] == 4
-    assert not edited.has_config_of(checkpoint)
+    change = f"{file} has changed since iter_000001 was saved"
+    assert edited.config_change(checkpoint) == edited.config_change() == change

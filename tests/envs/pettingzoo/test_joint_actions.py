@@ -318,13 +318,13 @@ def test_gymnasiums_masks_in_infos_are_obeyed():
     assert mask.gather(-1, trajectory.actions[..., None]).all()
 
 
-def first_allowed(observation):
-    masks = np.split(observation["action_mask"], [3], axis=1)
+def first_allowed(observation, action_masks):
+    masks = np.split(action_masks, [3], axis=1)
     return np.stack([mask.argmax(1) for mask in masks], 1)
 
 
-def last_allowed(observation):
-    masks = np.split(observation["action_mask"][:, ::-1], [2], axis=1)
+def last_allowed(observation, action_masks):
+    masks = np.split(action_masks[:, ::-1], [2], axis=1)
     rows = [mask.shape[1] - 1 - mask.argmax(1) for mask in masks]
     return np.stack(rows[::-1], 1)
 
@@ -354,7 +354,7 @@ def test_functions_get_the_masks_of_infos():
 )
 def test_functions_are_held_to_the_choices(actions, message):
     def act(observation):
-        return np.tile(actions, (len(observation["types"]), 1))
+        return np.tile(actions, (len(observation), 1))
 
     with pytest.raises(InputError, match=message):
         marl_pool.evaluate(act, TASK, episodes=2)

@@ -13,7 +13,8 @@ from marl_pool.policies import make_policy
 from marl_pool.tokens import SELF_TYPE, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
-KNOWN = {"boxworld", "cartpole", "pettingzoo", "simple_centroid", "simple_tag"}
+PARTICLES = {"simple_centroid", "simple_spread", "simple_tag"}
+KNOWN = {"boxworld", "cartpole", "pettingzoo", *PARTICLES}
 
 
 def test_signal_is_of_known_types() -> None:
