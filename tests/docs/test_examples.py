@@ -106,8 +106,9 @@ def test_a_model_is_measured_in_highway_envs_own_space(
 ) -> None:
     pytest.importorskip("highway_env")
     words = ("--timesteps=256", "--episodes=1", *form)
-    rows = run("highway.py", *words, cwd=tmp_path).splitlines()
-    measured = {row.split()[1] for row in rows if row.startswith("trained")}
+    printed = run("highway.py", *words, cwd=tmp_path).replace("│", " ")
+    rows = [row.split() for row in printed.splitlines()]
+    measured = {row[1] for row in rows if row[:1] == ["trained"]}
     assert {"clean", "shuffle", "occlude", "jitter"} <= measured
 
 
