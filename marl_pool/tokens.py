@@ -158,6 +158,8 @@ class TokenSpec:
             tokens without a position, None if unknown.
         num_frames: number of observations that the features stack, oldest first, each
             with the same number of features; 1 for the current one alone.
+        markers: pairs of a type's name and the index of a feature that says whether
+            there is such a token, which noise leaves as it is.
 
     Raises:
         InputError: a size below 1, no type name, signal of an unknown type, or
@@ -172,12 +174,15 @@ class TokenSpec:
     signal_types: tuple[str, ...] = ()
     positions: tuple[Extent, ...] | None = None
     num_frames: Annotated[int, AtMost(1024)] = 1
+    markers: tuple[tuple[str, Extent], ...] = ()
 
     def __post_init__(self) -> None:
         # JSON has lists for tuples.
         for name in ("type_names", "signal_types", "positions"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
+        markers = tuple((name, index) for name, index in self.markers)
+        object.__setattr__(self, "markers", markers)
         # All sizes are positive, and all names and indices exist.
         for name in ("num_tokens", "num_features", "num_frames"):
             self._validate(name, getattr(self, name) >= 1, "at least 1")
@@ -189,6 +194,8 @@ class TokenSpec:
         self._validate("num_frames", divides, f"a divisor of num_features = {width}")
         inside = all(0 <= index < width for index in self.positions or ())
         self._validate("positions", inside, f"indices of features below {width}")
+        exist = all(name in names and 0 <= index < width for name, index in markers)
+        self._validate("markers", exist, f"types with indices below {width}")
 
     def _validate(self, name: str, fits: bool, expected: str) -> None:
         if not fits:

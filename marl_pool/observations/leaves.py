@@ -56,6 +56,11 @@ class Leaf(ABC):
     def features(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         """Convert stored elements ``(*B, …)`` to features ``(*B, N, F)``."""
 
+    @property
+    def markers(self) -> tuple[tuple[str, int], ...]:
+        """Types and features that say whether there is a token; none by default."""
+        return ()
+
     def types(self, values: Tensor) -> Tensor:
         """Return the type of each token, ``(*B, N)`` int64; by default one each."""
         shape = (*self._batch(values), self.num_tokens)
@@ -148,6 +153,13 @@ class RowsLeaf(Leaf):
         if self.columns is None:
             return super().types(values)
         return values[..., list(self.columns)].to(torch.float32).argmax(-1)
+
+    @property
+    @override
+    def markers(self) -> tuple[tuple[str, int], ...]:
+        if self.presence is None:
+            return ()
+        return tuple((name, self.presence) for name in self.type_names)
 
     @override
     def padding(self, values: Tensor) -> Tensor:

@@ -104,6 +104,7 @@ class LeavesView(TokenView):
             has_self=False,
             dtype="uint8" if self.dtype == torch.uint8 else "float32",
             positions=self.leaves[0].positions if alone else (),
+            markers=tuple(pair for leaf in self.leaves for pair in leaf.markers),
         )
         parts = dict(zip(self.names, (leaf.part for leaf in self.leaves), strict=True))
         for path, mask in masks.items():

@@ -1,5 +1,6 @@
 """Vectors cut into named parts."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,14 +43,23 @@ def read_slices(slices: Slices, size: int, prefix: str) -> dict[str, Slice]:
         prefix: begin of errors.
 
     Raises:
-        InputError: no slice, a range outside the vector, or an unknown key.
+        InputError: no slice, a range outside the vector, ranges that overlap, or an
+            unknown key.
     """
     if not slices:
         raise InputError(f"{prefix}slices: expected at least one, got none")
-    return {
+    parts = {
         name: _read_slice(f"{prefix}slices.{name}", value, size)
         for name, value in slices.items()
     }
+    in_order = sorted(parts.items(), key=lambda item: item[1].start)
+    for (name, part), (next_name, next_part) in itertools.pairwise(in_order):
+        if next_part.start < part.stop:
+            raise InputError(
+                f"{prefix}slices.{next_name}: expected a range from {part.stop}, after "
+                f"that of {name}, got {next_part.start} to {next_part.stop}"
+            )
+    return parts
 
 
 def _read_slice(key: str, value: Any, size: int) -> Slice:

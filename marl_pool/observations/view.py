@@ -43,7 +43,8 @@ class TokenOptions:
         padding_keys: the same for entries that are 1 where there is no token.
         slices: named ranges of a vector: ``[start, stop]`` is one token, ``{"start":
             4, "count": 10, "features": 5}`` ten of five features; with ``"presence":
-            0`` those whose first feature is 0 are none.
+            0`` those whose first feature is 0 are none. Ranges do not overlap, and
+            numbers outside of them are not observed.
         type_features: indices of the features of a row whose largest one is its type.
         patch: height and width of an image's patches in pixels; None for the smallest
             that give no more than `LARGEST_SET` tokens.
@@ -260,6 +261,10 @@ class TokenView(ABC):
                         type_names[spec.type_names.index(name)]
                         for name in spec.signal_types
                     )
+                ),
+                markers=tuple(
+                    (type_names[spec.type_names.index(name)], index)
+                    for name, index in spec.markers
                 ),
             )
         if options.signal_types is not None:

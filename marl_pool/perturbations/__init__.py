@@ -54,6 +54,7 @@ CONTEXT = (
     "num_features",
     "positions",
     "num_frames",
+    "markers",
 )
 """Attributes of `TokenSpec` that constructors with such a parameter receive."""
 

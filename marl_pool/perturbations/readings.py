@@ -1,5 +1,6 @@
 """Perturbations of features and types: noise, stuck or late ones, wrong types."""
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,12 +40,17 @@ class DisturbedReadings(ProtectingPerturbation):
     `disturb`.
 
     Args:
-        features: indices of the disturbed features, from 0, or None for all.
+        features: indices of the disturbed features, from 0, or None for all but the
+            ``markers``.
         num_features: of a token, or None if not known before the first tokens.
+        type_names: names of the types, by which ``markers`` are found.
+        markers: types and features that say whether there is a token; see `TokenSpec`.
     """
 
     features: list[SizeOrZero] | None = None
     num_features: Size | None = None
+    type_names: Sequence[str] = ()
+    markers: Sequence[tuple[str, int]] = ()
 
     @override
     def __post_init__(self) -> None:
@@ -91,11 +97,22 @@ class DisturbedReadings(ProtectingPerturbation):
             disturbed = [i in self.features for i in range(features.shape[-1])]
             mask = constant(tuple(disturbed), features.device, torch.bool)
             result = torch.where(mask, result, features)
+        elif self.markers:
+            width = features.shape[-1]
+            marked = constant(self._marked(width), features.device, torch.bool)
+            # Types of padding may be any number.
+            types = tokens.types.clamp(0, len(self.type_names) - 1)
+            result = torch.where(marked.view(-1, width)[types], features, result)
         if self.protects:
             result = torch.where(
                 (tokens.types == SELF_TYPE)[..., None], features, result
             )
         return tokens._replace(features=result)
+
+    def _marked(self, width: int) -> tuple[bool, ...]:
+        """Return whether a feature is a marker, type by type."""
+        pairs = itertools.product(self.type_names, range(width))
+        return tuple(pair in self.markers for pair in pairs)
 
 
 @dataclass(kw_only=True, eq=False)

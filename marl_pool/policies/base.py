@@ -191,8 +191,8 @@ class SpecifiedPolicy(Policy):
 
         The number of tokens may differ, if the pooling head supports it.
         """
-        # Signal types, positions and frames describe tokens; no policy depends on them.
-        free = ("num_tokens", "signal_types", "positions", "num_frames")
+        # What only describes tokens, no policy depends on.
+        free = ("num_tokens", "signal_types", "positions", "num_frames", "markers")
         expected = {**vars(spec), "actions": ActionSpec.of(action_space)}
         actual = {**vars(self.spec), "actions": self.actions}
         for key, value in expected.items():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from marl_pool.observations.make import make_view
 from marl_pool.observations.token_dict import token_spec
 from marl_pool.observations.view import TokenOptions, TokenView
+from marl_pool.perturbations import make_perturbation
 from marl_pool.tokens import Tokens, append
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
@@ -413,6 +414,11 @@ WRONG_OPTIONS: list[tuple[spaces.Space, dict[str, Any], str]] = [
     (box(4, 4, 3), {"patch": 5}, "env.patch: expected at most 4, .* 4 x 4 .*got 5"),
     (box(4, 4), {"channels": "first"}, "env.channels: expected 'last'.*got 'first'"),
     (tokens_space(), {"padding": "zero_rows"}, "env.padding: expected null"),
+    (
+        box(6),
+        {"slices": {"b": [2, 6], "a": {"start": 0, "count": 3, "features": 1}}},
+        "env.slices.b: expected a range from 3, after that of a, got 2 to 6",
+    ),
 ]
 
 
@@ -716,6 +722,56 @@ def test_hidden_added_and_noisy_tokens_become_observations():
     # A reading of 0 is no absence, and no number leaves its bounds.
     noisy = tokens._replace(features=torch.tensor([[[0, 99.0], [2, 6], [5, 5]]]))
     assert view.observations(noisy).tolist() == [[[1, 9], [2, 6], [0, 0]]]
+
+
+@pytest.mark.parametrize("name", ["jitter", "bias", "scale"])
+@pytest.mark.parametrize(
+    ("space", "options", "observation"),
+    [
+        (box(3, 2), {"presence": 0}, [[1, 5], [0.4, 6], [0, 0]]),
+        (
+            box(3, 2),
+            {"presence": 0, "token_types": ["car"]},
+            [[1, 5], [1, 6], [0, 0]],
+        ),
+        (
+            spaces.Dict(cars=box(3, 2), trees=box(2, 2)),
+            {"presence": {"cars": 0}},
+            {"cars": [[1, 5], [0.4, 6], [0, 0]], "trees": [[1, 1], [2, 2]]},
+        ),
+        (
+            box(8),
+            {
+                "slices": {
+                    "self": [0, 2],
+                    "cars": {"start": 2, "count": 3, "features": 2, "presence": 0},
+                }
+            },
+            [3, 3, 1, 5, 0.4, 6, 0, 0],
+        ),
+    ],
+)
+def test_noise_leaves_the_column_of_presence(space, options, observation, name):
+    view = view_of(space, **options)
+    tokens = convert(view, as_arrays(observation)).map(lambda part: part[:, None])
+    noise = make_perturbation(name, specs=[view.spec], severity=1.0, protect_self=False)
+    state = noise.start(tokens, torch.arange(1))
+    noisy, _ = noise(tokens, state)
+    names = [name for name, _ in view.spec.markers]
+    numbers = torch.tensor([view.spec.type_names.index(name) for name in names])
+    marked = torch.zeros_like(tokens.features, dtype=torch.bool)
+    marked[..., 0] = torch.isin(tokens.types, numbers)
+    assert marked.any()
+    moved = noisy.features != tokens.features
+    assert not (moved & marked).any()
+    readings = ~marked & ~tokens.padding[..., None]
+    assert moved[readings].all()
+
+
+def as_arrays(observation: Any) -> Any:
+    if isinstance(observation, dict):
+        return {key: as_arrays(rows) for key, rows in observation.items()}
+    return np.array(observation, np.float32)
 
 
 def test_a_changed_type_is_written_where_the_types_are():
