@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from marl_pool.adapters.space_network import Part
+from marl_pool.adapters.space_network import NamedOptions
 from marl_pool.adapters.torchrl import (
     AgentNetwork,
     Scope,
@@ -77,7 +77,7 @@ class SetModel(Model):
                 )
             spec, prefix = spec[self.agent_group], (self.agent_group,)
         space, _ = split_action_mask(observation_space(spec, int(with_agents)))
-        scope: Scope = "team" if self.centralised and with_agents else "own"
+        scope: Scope = "team" if self.centralised and with_agents else "agent"
         paths = leaf_paths(space)
         self.in_keys = [(*prefix, *path) for path in paths]
         # Where the dimension of agents stands, counted from the end.
@@ -119,22 +119,16 @@ class SetModelConfig(ModelConfig):
     """BenchMARL's configuration of a `SetModel`, for actors and critics.
 
     Args:
-        pooling: a name, or ``{"name": …, **options}``; a head without memory.
-        encoder: a name, or ``{"name": …, **options}``.
-        dim: the encoder's option ``dim``; None for its default.
-        num_layers: the encoder's option; None for its default.
-        num_heads: the encoder's option; None for its default.
-        type_embedding: width of the learned type embedding; 0 for none.
-        input_activation: applied to the projected tokens; None for none.
-        init_std: standard deviation of the initial weights.
+        pooling, encoder, dim, num_layers, num_heads, type_embedding, input_activation,
+            init_std: see `SpaceNetwork`.
         vector: ``"numbers"`` if each number of an observation is a token, ``"token"``
             if the observation is a single one, so that a centralised critic's tokens
             are the agents.
         token_options: options of `TokenOptions`, such as ``{"presence": 0}``.
     """
 
-    pooling: Part = "ada"
-    encoder: Part = "transformer"
+    pooling: NamedOptions = "ada"
+    encoder: NamedOptions = "transformer"
     dim: PositiveInt | None = None
     num_layers: PositiveInt | None = None
     num_heads: PositiveInt | None = None

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.adapters.space_network import SpaceNetwork
-from marl_pool.compiled import compile
 from marl_pool.observations.make import split_action_mask
 from marl_pool.observations.masks import MASK, read_mask
+from marl_pool.observations.view import TokenView
 from marl_pool.options.construction import check_constructor
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens
@@ -83,7 +83,7 @@ class SetExtractor(BaseFeaturesExtractor):
         super().__init__(observation_space, inner.dim_out)
         self.space, _ = split_action_mask(observation_space)
         self.view, self.normalized = inner.view, normalize_images
-        self.network = compile(inner.network)
+        self.network = inner.network
 
     def tokens(self, observations: Any) -> Tokens:
         """Convert observations, preprocessed by SB3, to tokens of batch ``(B,)``.
@@ -146,7 +146,7 @@ class AnySizeModel:
                 f"{type(model).__name__}"
             )
         self.model = model
-        self._policies: dict[tuple[str, torch.device, torch.dtype], BasePolicy] = {}
+        self._policies: dict[tuple[Any, torch.device, torch.dtype], BasePolicy] = {}
 
     def __call__(self, observation: Observation) -> np.ndarray:
         """Return the most likely actions; see `predict`."""
@@ -185,7 +185,7 @@ class AnySizeModel:
         """
         policy = self._policy(observation)
         policy.set_training_mode(False)
-        extractor = next(m for m in policy.modules() if isinstance(m, SetExtractor))
+        extractor = _extractor(policy)
         observed = _of_space(policy.observation_space, observation)
         tensors, several = policy.obs_to_tensor(observed)
         # SB3's preprocessing comes before whatever is called in an extractor's place.
@@ -198,7 +198,7 @@ class AnySizeModel:
         space = fitted_space(self.model.observation_space, observation)
         original = self.model.policy
         # Buffers are no longer shared once the model has another dtype or device.
-        key = str(space), original.device, next(original.parameters()).dtype
+        key = _sizes(space), original.device, next(original.parameters()).dtype
         if key not in self._policies:
             self._policies[key] = resize_policy(original, space)
         return self._policies[key]
@@ -221,6 +221,7 @@ def resize_policy(policy: BasePolicy, observation_space: spaces.Space) -> BasePo
     # Initial weights are sampled, and then replaced.
     with torch.random.fork_rng(devices=[]):
         resized = type(policy)(**{**data, "observation_space": observation_space})
+    _validate_sets(_extractor(policy).view, _extractor(resized).view)
     # Buffers that no state holds follow device and dtype, too.
     resized.to(policy.device, next(policy.parameters()).dtype)
     # Parameters that are frozen stay so, and are the same ones, not only their data,
@@ -236,6 +237,29 @@ def resize_policy(policy: BasePolicy, observation_space: spaces.Space) -> BasePo
         ) from error
     resized.set_training_mode(policy.training)
     return resized
+
+
+def _extractor(policy: BasePolicy) -> SetExtractor:
+    """Return the first extractor, the actor's where there are several."""
+    return next(m for m in policy.modules() if isinstance(m, SetExtractor))
+
+
+def _validate_sets(view: TokenView, resized: TokenView) -> None:
+    """Raise InputError if more differs than the numbers of sets' tokens."""
+    for name, part in view.parts.items():
+        shape = resized.parts[name].shape
+        if name not in view.sets and shape != part.shape:
+            raise InputError(
+                f"{part.label}expected the shape {part.shape} of the model's space, "
+                f"since it is no set of tokens, got {shape}"
+            )
+
+
+def _sizes(space: spaces.Space) -> Any:
+    """Return the sizes of a space's arrays, by which `fitted_space` differ."""
+    if isinstance(space, spaces.Dict):
+        return tuple((key, _sizes(part)) for key, part in space.items())
+    return space.shape
 
 
 def fitted_space(space: spaces.Space, observation: Observation) -> spaces.Space:

@@ -6,6 +6,7 @@ from typing import Any
 from gymnasium import spaces
 from torch import Tensor, cat, nn
 
+from marl_pool.compiled import compile
 from marl_pool.kernels.functional import Activation
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.observations.lists import element_space
@@ -17,12 +18,14 @@ from marl_pool.options.types import PositiveFloat, PositiveInt, Probability, Siz
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
-Part = str | Mapping[str, Any]
+NamedOptions = str | Mapping[str, Any]
 """A name, or ``{"name": …, **options}``."""
 
 
 class SpaceNetwork(nn.Module):
     """A set network on observations of any Gymnasium space that `make_view` takes.
+
+    The compiled kernel computes what it can; see `marl_pool.compile`.
 
     Shapes: an observation of the space whose arrays are tensors ``(*B, …)`` to
     ``(*B, dim_out)``. An ``action_mask`` beside the observation is no token.
@@ -54,8 +57,8 @@ class SpaceNetwork(nn.Module):
         self,
         space: spaces.Space[Any],
         *,
-        pooling: Part = "ada",
-        encoder: Part = "transformer",
+        pooling: NamedOptions = "ada",
+        encoder: NamedOptions = "transformer",
         dim: PositiveInt | None = None,
         num_layers: PositiveInt | None = None,
         num_heads: PositiveInt | None = None,
@@ -81,15 +84,18 @@ class SpaceNetwork(nn.Module):
         observed, _ = split_action_mask(space)
         self.view = make_view(observed, TokenOptions(**options))
         sizes = {"dim": dim, "num_layers": num_layers, "num_heads": num_heads}
-        self.network = SetNetwork(
-            self.view.spec,
-            encoder=_named(encoder) | {k: v for k, v in sizes.items() if v is not None},
-            pooling=_named(pooling),
-            type_embedding=type_embedding,
-            input_activation=input_activation,
-            init_std=init_std,
-            dropout=dropout,
-            token_dropout=token_dropout,
+        self.network = compile(
+            SetNetwork(
+                self.view.spec,
+                encoder=_named(encoder)
+                | {k: v for k, v in sizes.items() if v is not None},
+                pooling=_named(pooling),
+                type_embedding=type_embedding,
+                input_activation=input_activation,
+                init_std=init_std,
+                dropout=dropout,
+                token_dropout=token_dropout,
+            )
         )
         if self.network.memory_head is not None:
             raise InputError(
@@ -99,8 +105,24 @@ class SpaceNetwork(nn.Module):
         self.dim_out = self.network.dim_out
 
     def tokens(self, observation: Any) -> Tokens:
-        """Convert a batch of observations ``(*B, …)`` to tokens, without the mask."""
-        return self.view.tokens(self.view.read(observation))
+        """Convert a batch of observations ``(*B, …)`` to tokens, without the mask.
+
+        A Dict of tokens may hold any number of them.
+
+        Raises:
+            InputError: an array of another shape than the space has.
+        """
+        values = self.view.read(observation)
+        for name, part in self.view.parts.items():
+            shape, count = tuple(values[name].shape), len(part.shape)
+            is_free = self.view.takes_any_number and name in self.view.sets
+            fixed = part.shape[1:] if is_free else part.shape
+            if len(shape) < count or shape[len(shape) - len(fixed) :] != fixed:
+                raise InputError(
+                    f"{part.label}expected observations of shape {part.shape}, as in "
+                    f"the space, with dimensions of the batch before, got {shape}"
+                )
+        return self.view.tokens(values)
 
     def forward(self, observation: Any) -> Tensor:
         """Summarize a batch of observations ``(*B, …)`` in ``(*B, dim_out)``."""
@@ -134,5 +156,5 @@ def _has_lists(space: spaces.Space[Any]) -> bool:
     return element_space(space) is not None
 
 
-def _named(part: Part) -> dict[str, Any]:
+def _named(part: NamedOptions) -> dict[str, Any]:
     return {"name": part} if isinstance(part, str) else dict(part)

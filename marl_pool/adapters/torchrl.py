@@ -27,7 +27,6 @@ from marl_pool.adapters.space_network import SpaceNetwork
 from marl_pool.evaluation.callable_policy import Act
 from marl_pool.observations.make import is_vector, split_action_mask
 from marl_pool.observations.masks import MASK
-from marl_pool.observations.token_dict import TOKEN_PARTS
 from marl_pool.observations.view import TokenOptions, listed
 from marl_pool.options.signatures import check_argument, options_of
 from marl_pool.options.types import PositiveInt
@@ -54,7 +53,7 @@ with explain_missing_modules():
 
 Key = str | tuple[str, ...]
 """Key of a tensordict."""
-Scope = Literal["own", "agents", "team"]
+Scope = Literal["agent", "agents", "team"]
 """What a network reads and returns; see `AgentNetwork`."""
 Vector = Literal["numbers", "token"]
 """How an observation that is a vector becomes tokens; see `AgentNetwork`."""
@@ -71,12 +70,12 @@ class AgentNetwork(nn.Module):
 
     Shapes: the arrays of an observation ``(*B, A, …)``, in the order of `leaf_paths`,
     to ``(*B, A, num_outputs)``, or ``(*B, num_outputs)`` for the scope ``"team"``. The
-    scope ``"own"`` needs no dimension A of agents.
+    scope ``"agent"`` needs no dimension A of agents.
 
     Args:
         space: of a single agent's observation.
         num_outputs: number of results.
-        scope: ``"own"``, a result for each agent from its own observation;
+        scope: ``"agent"``, a result for each agent from its own observation;
             ``"agents"``, one for each from all agents' observations; ``"team"``, one
             for all from all agents' observations.
         num_agents: A, where a head depends on it.
@@ -97,7 +96,7 @@ class AgentNetwork(nn.Module):
         space: spaces.Space[Any],
         num_outputs: PositiveInt,
         *,
-        scope: Scope = "own",
+        scope: Scope = "agent",
         num_agents: PositiveInt = 1,
         reads_presence: bool = False,
         vector: Vector = "numbers",
@@ -120,7 +119,7 @@ class AgentNetwork(nn.Module):
         width = self.network.dim_out
         self.scope, self.reads_presence = scope, reads_presence
         self.agents: SpaceNetwork | None = None
-        if scope != "own":
+        if scope != "agent":
             types = ("self", "agent") if scope == "agents" else ("agent",)
             tokens = TokenSpec(num_agents, width, types).space()
             # Options of tokens are about the observation's, not about agents.
@@ -217,7 +216,7 @@ class SetCritic(TensorDictModule):
     """A set network from observations to the values of all agents, ``(*B, A, 1)``.
 
     A critic of the scope ``"agents"`` reads the set of all agents' observations, for
-    any number of agents, and one of the scope ``"own"`` each agent's alone: MAPPO and
+    any number of agents, and one of the scope ``"agent"`` each agent's alone: MAPPO and
     IPPO.
 
     Args:
@@ -250,16 +249,16 @@ class SetCritic(TensorDictModule):
         prefix = _path(in_key)
         space = _observation_space(observation_spec, prefix)
         around = observation_spec[prefix[:-1]] if prefix[:-1] else observation_spec
-        if scope != "own" and not around.shape:
+        if scope != "agent" and not around.shape:
             raise InputError(
-                f"scope: expected own, since {in_key!r} has no dimension of agents, "
+                f"scope: expected agent, since {in_key!r} has no dimension of agents, "
                 f"got {scope}"
             )
         network = AgentNetwork(
             space,
             1,
             scope=scope,
-            num_agents=around.shape[-1] if scope != "own" else 1,
+            num_agents=around.shape[-1] if scope != "agent" else 1,
             reads_presence=present_key is not None,
             vector=vector,
             **options,
@@ -276,24 +275,21 @@ class SetCritic(TensorDictModule):
 def as_policy(actor: TensorDictModuleBase) -> Act:
     """Return a trained actor as a policy for `marl_pool.evaluate`.
 
-    It chooses the most likely actions, for any number of tokens.
+    It chooses the most likely actions. An in_key such as ``("agents", "observation",
+    "cars")`` reads the entry of the environment's observation that the longest end of
+    its path names, or all of an observation that is an array.
 
     Example:
         >>> marl_pool.evaluate(as_policy(actor), env="simple_centroid")
 
     Args:
-        actor: a ``ProbabilisticActor`` of a `SetActor` on ``features``, ``types`` and
-            ``padding``. Its distribution has the bounds of a single agent.
+        actor: a ``ProbabilisticActor`` of a `SetActor`. Its distribution has the bounds
+            of a single agent.
 
     Raises:
-        InputError: an actor of other observations, or without actions.
+        InputError: an actor without actions; from the policy, an observation without
+            what the actor reads.
     """
-    names = {key: _path(key)[-1] for key in actor.in_keys}
-    if not {*TOKEN_PARTS} <= {*names.values()} <= {*TOKEN_PARTS, MASK}:
-        raise InputError(
-            f"actor: expected one that reads {', '.join(TOKEN_PARTS)}, got in_keys "
-            f"{listed(actor.in_keys)}"
-        )
     actions = [key for key in actor.out_keys if _path(key)[-1] == "action"]
     if not actions:
         raise InputError(
@@ -302,18 +298,39 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
     spec = getattr(actor, "spec", {actions[0]: None})[actions[0]]
     device = next(actor.parameters()).device
 
-    def act(observation: Mapping[str, np.ndarray]) -> np.ndarray:
-        batch = TensorDict({}, [len(observation["types"])], device=device)
-        for key, name in names.items():
-            batch[key] = torch.as_tensor(observation[name])
+    def act(observation: Any) -> np.ndarray:
+        arrays = {key: _entry(observation, _path(key)) for key in actor.in_keys}
+        batch = TensorDict({}, [len(next(iter(arrays.values())))], device=device)
+        for key, array in arrays.items():
+            batch[key] = torch.as_tensor(array)
         with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-            action = actor(batch)[actions[0]]
+            try:
+                action = actor(batch)[actions[0]]
+            except InputError as error:
+                # TensorDict adds the number of the module that failed.
+                raise InputError(str(error).partition("\n")[0]) from error
         if isinstance(spec, OneHot | MultiOneHot):
             action = spec.to_categorical(action)
         result: np.ndarray = action.cpu().numpy()
         return result
 
     return act
+
+
+def _entry(observation: Any, path: tuple[str, ...]) -> np.ndarray:
+    """Return the array of an observation to which the longest end of a path leads."""
+    for start in range(len(path)):
+        entry = observation
+        for name in path[start:]:
+            entry = entry.get(name) if isinstance(entry, Mapping) else None
+        if isinstance(entry, np.ndarray):
+            return entry
+    if isinstance(observation, np.ndarray) and path[-1] != MASK:
+        return observation
+    entries = listed([*observation]) if isinstance(observation, Mapping) else "an array"
+    raise InputError(
+        f"actor: expected an observation with what {path} reads, got {entries}"
+    )
 
 
 def observation_space(spec: TensorSpec, dims: int = 0) -> spaces.Space[Any]:

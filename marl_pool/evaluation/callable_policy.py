@@ -1,12 +1,13 @@
 """Any function from observations to actions, or model that predicts, as a policy."""
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import ArrayLike
 from typing_extensions import override
 
@@ -70,6 +71,7 @@ class CallablePolicy(Policy):
                 f"policy: expected a model, got the class {act.__name__} itself"
             )
         if hasattr(act, "predict"):
+            _validate_actions(act, group)
             self._act = _predictor(act)
         elif callable(act):
             function: Any = act
@@ -183,6 +185,7 @@ def _predictor(
             options["deterministic"] = not explore
         if "action_masks" in parameters and mask is not None:
             options["action_masks"] = mask
+        _validate_observation(model, observation)
         prediction = model.predict(observation, **options)
         if not isinstance(prediction, tuple):
             return prediction
@@ -195,6 +198,41 @@ def _predictor(
         return actions
 
     return act
+
+
+def _validate_actions(model: Any, group: AgentGroup) -> None:
+    """Raise InputError for a model that says that it has another action space."""
+    space = getattr(model, "action_space", None)
+    if isinstance(space, spaces.Space) and ActionSpec.of(space) != group.actions:
+        raise InputError(
+            f"policy: expected a model with the action space {group.action_space}, as "
+            f"the environment's, got {space}"
+        )
+
+
+def _validate_observation(model: Any, observation: Any) -> None:
+    """Raise InputError for a model that says that it has another observation space."""
+    space = getattr(model, "observation_space", None)
+    entries: Any = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    for key, part in entries.items():
+        if not isinstance(part, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
+            continue
+        array = observation if key == "" else None
+        if key and isinstance(observation, Mapping):
+            array = observation.get(key)
+        shape = getattr(array, "shape", None)
+        if shape is None or shape[1:] not in (part.shape, _last_first(part.shape)):
+            where = f", and in it {key} of shape {part.shape}" if key else ""
+            got = "no such array" if shape is None else f"the shape {shape[1:]}"
+            raise InputError(
+                f"policy: expected an environment with the model's observation space, "
+                f"{' '.join(str(space).split()):.200}{where}; got {got}"
+            )
+
+
+def _last_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of an image whose channels were put first."""
+    return (*shape[1:], shape[0]) if len(shape) == 3 else shape
 
 
 def _parameters(function: Callable[..., Any]) -> Collection[str]:

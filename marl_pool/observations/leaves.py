@@ -38,6 +38,8 @@ class Leaf(ABC):
     """True if features are uint8, which the embedding scales."""
     may_be_absent = False
     """True if the elements say where there is no token."""
+    is_set = False
+    """True if the first dimension of the elements counts tokens of one kind."""
     mixes_types = False
     """True if a token of any type may be at any place."""
 
@@ -136,6 +138,7 @@ class RowsLeaf(Leaf):
         self.columns = options.type_features
         self.may_be_absent = self.zero_rows or self.presence is not None
         self.mixes_types = self.columns is not None
+        self.is_set = not split
         count = part.shape[0]
         names: tuple[str, ...] = (name or "row",)
         if self.columns is not None:

@@ -117,6 +117,10 @@ class LeavesView(TokenView):
                 )
             parts[mask.part] = Part.of(stored, mask.part, number)  # type: ignore[arg-type]
         super().__init__(spec, parts)
+        rows = {
+            n for n, leaf in zip(self.names, self.leaves, strict=True) if leaf.is_set
+        }
+        self.sets = frozenset(rows | {mask.part for mask in masks.values()})
         if SELF_NAME in spec.type_names:
             self.rename(TokenOptions(token_types=spec.type_names))
 

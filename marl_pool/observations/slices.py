@@ -11,8 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.observations.parts import Part
-from marl_pool.observations.slots import Slots
-from marl_pool.observations.view import WHOLE, Slices, TokenView
+from marl_pool.observations.view import WHOLE, InnerView, Slices, TokenView
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
@@ -104,7 +103,7 @@ def sliced_space(
     return spaces.Dict(entries)
 
 
-class SlicedView(TokenView):
+class SlicedView(InnerView):
     """The view of a vector by the view of its named parts.
 
     Args:
@@ -121,8 +120,8 @@ class SlicedView(TokenView):
         slices: Mapping[str, Slice],
         number: Any,
     ) -> None:
-        super().__init__(inner.spec, {WHOLE: Part.of(space, "", number)})
-        self.inner, self.slices = inner, dict(slices)
+        super().__init__(inner, inner.spec, {WHOLE: Part.of(space, "", number)})
+        self.slices, self.sets = dict(slices), frozenset()
 
     @override
     def read(self, observation: Any) -> Mapping[str, Any]:
@@ -137,11 +136,6 @@ class SlicedView(TokenView):
                 for name, part in self.slices.items()
             }
         )
-
-    @property
-    @override
-    def slots(self) -> Slots:
-        return self.inner.slots
 
     @override
     def invert(self, tokens: Tokens) -> dict[str, Tensor]:

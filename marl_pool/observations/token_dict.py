@@ -75,7 +75,8 @@ class TokenDictView(TokenView):
             for name in TOKEN_PARTS
         }
         super().__init__(spec, parts)
-        self.shows_tokens = True
+        self.shows_tokens = self.takes_any_number = True
+        self.sets = frozenset(TOKEN_PARTS)
         self.dtype = torch.from_numpy(np.zeros(0, number)).dtype
 
     @override

@@ -117,6 +117,10 @@ class TokenView(ABC):
         self.spec, self.parts = spec, dict(parts)
         self.shows_tokens = False
         """True if the observations are Dicts of tokens already."""
+        self.takes_any_number = False
+        """True if `tokens` converts any number of tokens, not only that of the spec."""
+        self.sets: frozenset[str] = frozenset()
+        """Parts whose first dimension counts tokens of one kind."""
         self._renumbered: tuple[int, ...] | None = None
         """Number of each type after `rename`."""
 
@@ -282,72 +286,20 @@ class TokenView(ABC):
         self.spec = spec
 
 
-class EntryView(TokenView):
-    """The view of one entry of a Dict or Tuple, beside which there is an action mask.
+class InnerView(TokenView):
+    """A view that hands over to another one, but for what a subclass changes.
 
     Args:
-        entry: view of the entry.
-        key: key or index of the entry; None for the whole Dict without the mask.
-        mask: storage of the mask; None without one.
+        inner: the other view.
+        spec: as for `TokenView`.
+        parts: as for `TokenView`.
     """
 
-    def __init__(self, entry: TokenView, key: Any, mask: MaskPart | None) -> None:
-        masks = {} if mask is None else {MASK: mask.part}
-        super().__init__(entry.spec, {**entry.parts, **masks})
-        self.entry, self.key, self.mask = entry, key, mask
-        self.shows_tokens = key is None and entry.shows_tokens
-
-    @override
-    def read(self, observation: Any) -> Mapping[str, Any]:
-        if self.mask is None:
-            return self.entry.read(read_entries(observation, [self.key])[self.key])
-        if not isinstance(observation, Mapping) or MASK not in observation:
-            raise _missing(MASK, "")
-        observed = {key: part for key, part in observation.items() if key != MASK}
-        if self.key is not None:
-            observed = read_entries(observed, [self.key])[self.key]
-        mask = join_masks(observation[MASK], self.mask.sizes)
-        return {**self.entry.read(observed), MASK: mask}
-
-    @override
-    def arbitrary(self, name: str, arrays: Arrays) -> np.ndarray | None:
-        return None if name == MASK else self.entry.arbitrary(name, arrays)
-
-    @override
-    def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
-        tokens = self.entry.tokens(parts)
-        return tokens if self.mask is None else with_action_mask(tokens, parts[MASK])
-
-    @property
-    @override
-    def slots(self) -> Slots:
-        return self.entry.slots
-
-    @override
-    def invert(self, tokens: Tokens) -> dict[str, Tensor]:
-        return self.entry.invert(tokens)
-
-    @override
-    def join(self, values: Mapping[str, np.ndarray]) -> Any:
-        entries = self.entry.join(values)
-        if self.key is not None:
-            entries = (entries,) if self.key == 0 else {self.key: entries}
-        if self.mask is not None and MASK in values:
-            entries = {**entries, MASK: self.mask.split(values[MASK])}
-        return entries
-
-
-class PaddedView(TokenView):
-    """A view with further slots, all of them padding.
-
-    Args:
-        inner: view of the tokens.
-        max_tokens: number of slots, at least as many as ``inner`` has.
-    """
-
-    def __init__(self, inner: TokenView, max_tokens: int) -> None:
-        super().__init__(replace(inner.spec, num_tokens=max_tokens), inner.parts)
-        self.inner = inner
+    def __init__(
+        self, inner: TokenView, spec: TokenSpec, parts: Mapping[str, Part]
+    ) -> None:
+        super().__init__(spec, parts)
+        self.inner, self.sets = inner, inner.sets
 
     @override
     def read(self, observation: Any) -> Mapping[str, Any]:
@@ -355,17 +307,7 @@ class PaddedView(TokenView):
 
     @override
     def arbitrary(self, name: str, arrays: Arrays) -> np.ndarray | None:
-        return self.inner.arbitrary(name, arrays)
-
-    @override
-    def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
-        tokens = self.inner.tokens(parts)
-        added = self.spec.num_tokens - tokens.num_tokens
-        return tokens._replace(
-            features=pad(tokens.features, (0, 0, 0, added)),
-            types=pad(tokens.types, (0, added)),
-            padding=pad(tokens.padding, (0, added), value=True),
-        )
+        return self.inner.arbitrary(name, arrays) if name in self.inner.parts else None
 
     @property
     @override
@@ -379,6 +321,72 @@ class PaddedView(TokenView):
     @override
     def join(self, values: Mapping[str, np.ndarray]) -> Any:
         return self.inner.join(values)
+
+
+class EntryView(InnerView):
+    """The view of one entry of a Dict or Tuple, beside which there is an action mask.
+
+    Args:
+        entry: view of the entry.
+        key: key or index of the entry; None for the whole Dict without the mask.
+        mask: storage of the mask; None without one.
+    """
+
+    def __init__(self, entry: TokenView, key: Any, mask: MaskPart | None) -> None:
+        masks = {} if mask is None else {MASK: mask.part}
+        super().__init__(entry, entry.spec, {**entry.parts, **masks})
+        self.key, self.mask = key, mask
+        self.shows_tokens = key is None and entry.shows_tokens
+        self.takes_any_number = entry.takes_any_number
+
+    @override
+    def read(self, observation: Any) -> Mapping[str, Any]:
+        if self.mask is None:
+            return self.inner.read(read_entries(observation, [self.key])[self.key])
+        if not isinstance(observation, Mapping) or MASK not in observation:
+            raise _missing(MASK, "")
+        observed = {key: part for key, part in observation.items() if key != MASK}
+        if self.key is not None:
+            observed = read_entries(observed, [self.key])[self.key]
+        mask = join_masks(observation[MASK], self.mask.sizes)
+        return {**self.inner.read(observed), MASK: mask}
+
+    @override
+    def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
+        tokens = self.inner.tokens(parts)
+        return tokens if self.mask is None else with_action_mask(tokens, parts[MASK])
+
+    @override
+    def join(self, values: Mapping[str, np.ndarray]) -> Any:
+        entries = self.inner.join(values)
+        if self.key is not None:
+            entries = (entries,) if self.key == 0 else {self.key: entries}
+        if self.mask is not None and MASK in values:
+            entries = {**entries, MASK: self.mask.split(values[MASK])}
+        return entries
+
+
+class PaddedView(InnerView):
+    """A view with further slots, all of them padding.
+
+    Args:
+        inner: view of the tokens.
+        max_tokens: number of slots, at least as many as ``inner`` has.
+    """
+
+    def __init__(self, inner: TokenView, max_tokens: int) -> None:
+        spec = replace(inner.spec, num_tokens=max_tokens)
+        super().__init__(inner, spec, inner.parts)
+
+    @override
+    def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
+        tokens = self.inner.tokens(parts)
+        added = self.spec.num_tokens - tokens.num_tokens
+        return tokens._replace(
+            features=pad(tokens.features, (0, 0, 0, added)),
+            types=pad(tokens.types, (0, added)),
+            padding=pad(tokens.padding, (0, added), value=True),
+        )
 
 
 def read_entries(

@@ -467,6 +467,64 @@ def test_named_sets_keep_their_features():
         model({"cars": cars, "people": np.zeros((1, 4), np.float32)})
 
 
+SLICES = {"slices": {"goal": [0, 2], "cars": {"start": 2, "count": 2, "features": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("space", "options", "changes", "message"),
+    [
+        (
+            spaces.Dict(cars=spaces.Box(-1, 1, (4, 5)), goal=spaces.Box(-1, 1, (2,))),
+            {},
+            {"goal": (3,)},
+            r"part 'goal': expected the shape \(2,\) of the model's space, since it is",
+        ),
+        (spaces.Box(-1, 1, (6,)), SLICES, {"": (8,)}, r"the shape \(6,\) of the model"),
+        (
+            spaces.Dict(cars=spaces.Box(-1, 1, (4, 5)), mask=spaces.MultiBinary(4)),
+            {"presence_keys": {"cars": "mask"}},
+            {"cars": (7, 5)},
+            r"presence_keys: expected mask of shape \(7,\).* got \(4,\)",
+        ),
+    ],
+)
+def test_only_sets_change_their_size(space, options, changes, message):
+    model = AnySizeModel(make(PPO, space, spaces.Discrete(3), **options))
+    observation = {
+        key: np.ones(changes.get(key, part.shape), np.float32)
+        for key, part in (
+            space.items() if isinstance(space, spaces.Dict) else {"": space}.items()
+        )
+    }
+    with pytest.raises(InputError, match=message) as caught:
+        model(observation.get("", observation))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (
+            SampledEnv(spaces.Box(-1, 1, (6, 2)), spaces.Discrete(3)),
+            r"model's observation space, Box\(.*5, 2.*; got the shape \(6, 2\)",
+        ),
+        (
+            SampledEnv(spaces.Dict(a=spaces.Box(-1, 1, (5, 2))), spaces.Discrete(3)),
+            "model's observation space, Box.*got no such array",
+        ),
+        (
+            SampledEnv(spaces.Box(-1, 1, (5, 2)), spaces.Discrete(4)),
+            r"expected a model with the action space Discrete\(4\).*got Discrete\(3\)",
+        ),
+    ],
+)
+def test_a_model_of_another_space_is_not_evaluated(env, message):
+    model = make(PPO, spaces.Box(-1, 1, (5, 2)), spaces.Discrete(3), dim=8)
+    with pytest.raises(InputError, match=message) as caught:
+        marl_pool.evaluate(model, lambda: env, suite={"perturbations": []}, episodes=2)
+    assert "\n" not in str(caught.value)
+
+
 def test_models_without_a_set_extractor():
     model = PPO("MlpPolicy", SampledEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(2)))
     for other in (model, 3):

@@ -109,7 +109,7 @@ def test_a_value_of_all_agents_depends_on_the_others_in_any_order(name: str) -> 
 
 
 def test_a_value_of_the_own_observation_depends_on_no_other_agent() -> None:
-    critic = SetCritic(token_observations(), scope="own", **SMALL).double()
+    critic = SetCritic(token_observations(), scope="agent", **SMALL).double()
     observed = observations(2, NUM_AGENTS)
     changed = observed.clone()
     changed["agents", "observation", "features"][:, 0] += 5
@@ -223,7 +223,7 @@ def test_a_single_agent_has_its_entries_at_the_root() -> None:
     result = actor(spec.rand([6]))
     assert result["loc"].shape == result["scale"].shape == (6, 4)
     assert (result["scale"] > 0).all()
-    critic = SetCritic(spec, in_key=(), scope="own", **SMALL)
+    critic = SetCritic(spec, in_key=(), scope="agent", **SMALL)
     assert critic(spec.rand([6]))["state_value"].shape == (6, 1)
 
 
@@ -240,7 +240,7 @@ def test_a_single_agent_has_its_entries_at_the_root() -> None:
         (lambda s: SetActor(s, 4, in_key=3), "in_key: expected text or a tuple"),
         (
             lambda s: SetCritic(data.Composite(a=data.Unbounded(3)), in_key="a"),
-            "scope: expected own",
+            "scope: expected agent",
         ),
     ],
 )
@@ -400,13 +400,59 @@ def test_one_hot_actions_become_numbers() -> None:
     )
 
 
-def test_a_policy_needs_tokens_and_actions() -> None:
-    spec = data.Composite(observation=data.Unbounded((4, 5)))
-    rows = SetActor(spec, 4, in_key="observation", **SMALL)
-    with pytest.raises(InputError, match="actor: expected one that reads features"):
-        as_policy(rows)
+ROWS = torch.randn(6, 4, 5).numpy()
+CARS = torch.randn(6, 2, 3).numpy()
+
+
+@pytest.mark.parametrize(
+    ("spec", "observation"),
+    [
+        (data.Composite(observation=data.Unbounded((4, 5))), ROWS),
+        (
+            data.Composite(observation=data.Unbounded((4, 5))),
+            {"observation": ROWS, "goal": CARS},
+        ),
+        (
+            data.Composite(
+                observation=data.Composite(
+                    rows=data.Unbounded((4, 5)), cars=data.Unbounded((2, 3))
+                )
+            ),
+            {"cars": CARS, "rows": ROWS},
+        ),
+    ],
+)
+def test_a_policy_reads_observations_of_any_space(spec, observation) -> None:
+    torch.manual_seed(0)
+    actor = ProbabilisticActor(
+        SetActor(spec, 4, in_key="observation", **SMALL),
+        in_keys=["logits"],
+        out_keys=["action"],
+        distribution_class=torch.distributions.Categorical,
+    )
+    inputs = TensorDict({}, [6])
+    for key in actor.in_keys:
+        name = key if isinstance(key, str) else key[-1]
+        inputs[key] = torch.from_numpy(CARS if name == "cars" else ROWS)
+    scores = actor[0](inputs)["logits"]
+    assert as_policy(actor)(observation).tolist() == scores.argmax(-1).tolist()
+
+
+def test_a_policy_needs_what_it_reads_and_actions() -> None:
     with pytest.raises(InputError, match="actor: expected an out_key action"):
         as_policy(SetActor(token_observations(), 4, **SMALL))
+    policy = as_policy(choosing(in_keys=[("agents", "logits")]))
+    for observation, message in (
+        ({"features": ROWS, "padding": ROWS}, "'types'. reads, got features, padding"),
+        ({}, "reads, got "),
+        (
+            columns(observations(6, 1)) | {"features": ROWS[..., :1]},
+            "features': expected observations of shape .*, got",
+        ),
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            policy(observation)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,12 @@ from marl_pool.training.jobs import JOBS
 DOCS = ROOT / "docs"
 RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
 REPRODUCTION = (DOCS / "reproduction.md").read_text(encoding="utf-8")
-PAGES = {"results.md": RESULTS, "reproduction.md": REPRODUCTION}
+FINDINGS = (DOCS / "findings.md").read_text(encoding="utf-8")
+PAGES = {
+    "results.md": RESULTS,
+    "reproduction.md": REPRODUCTION,
+    "findings.md": FINDINGS,
+}
 VERDICTS = (
     "reproduced",
     "direction only",
@@ -43,11 +48,7 @@ def section(page: str, title: str) -> str:
 
 def snippets() -> list[tuple[str, str]]:
     """Each snippet on the published numbers, and what the page says it prints."""
-    return re.findall(
-        r"```python\n(.*?)```.*?```text\n(.*?)```",
-        section(RESULTS, "What the published numbers are worth"),
-        re.S,
-    )
+    return re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", FINDINGS, re.S)
 
 
 def commands() -> list[list[str]]:
@@ -68,12 +69,14 @@ def rounded(printed: str) -> list[str]:
 
 
 def test_every_finding_has_a_snippet() -> None:
-    findings = section(RESULTS, "What the published numbers are worth").split("\n### ")[
-        1:-1
-    ]
-    assert len(findings) == 4
+    findings = re.findall(r"^## \d\. .*?(?=^## )", FINDINGS, re.M | re.S)
+    assert len(findings) == 5
     assert all("```python" in finding for finding in findings)
-    assert len(snippets()) == 5
+    assert len(snippets()) == 6
+
+
+def test_the_page_of_results_is_short() -> None:
+    assert len(RESULTS.splitlines()) <= 200
 
 
 @pytest.mark.parametrize("number", range(len(snippets())))
@@ -81,7 +84,7 @@ def test_a_snippet_runs_and_prints_what_the_page_says(
     number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, printed = snippets()[number]
-    exec(compile(code, f"results {number}", "exec"), {})
+    exec(compile(code, f"findings {number}", "exec"), {})
     assert rounded(capsys.readouterr().out) == rounded(printed)
 
 
