@@ -19,7 +19,7 @@ from marl_pool.adapters.torchrl import SetActor, SetCritic, as_policy
 from marl_pool.envs import make_env
 
 ENV = {"name": "simple_centroid", "counts": "2-3-4"}  # agents, signal, distractors
-SIZES = {"dim": 16, "num_layers": 1, "num_heads": 2}
+LARGE, SIZES = {**ENV, "counts": "4-3-28"}, {"encoder": "identity", "dim": 64}
 
 
 def main() -> None:
@@ -63,7 +63,8 @@ def main() -> None:
                 optimizer.zero_grad()
                 objective.backward()
                 optimizer.step()
-    marl_pool.evaluate(as_policy(actor), ENV, episodes=arguments.episodes, title="PPO")
+    for env in (ENV, LARGE):
+        marl_pool.evaluate(as_policy(actor), env, episodes=arguments.episodes)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ ENVS = Registry(
         "simple_centroid": "marl_pool.envs.particles.simple_centroid:SimpleCentroid",
         "simple_spread": "marl_pool.envs.particles.simple_spread:SimpleSpread",
         "simple_tag": "marl_pool.envs.particles.simple_tag:SimpleTag",
+        "xor": "marl_pool.envs.xor.env:XOR",
     },
 )
 
@@ -64,6 +65,7 @@ HEURISTICS: dict[str, str | dict[str, str]] = {
         "predator": "marl_pool.envs.particles.heuristics:ChaseHeuristic",
         "prey": "marl_pool.envs.particles.heuristics:FleeHeuristic",
     },
+    "xor": "marl_pool.envs.xor.heuristic:XORHeuristic",
 }
 """By environment: one class, or one for each group of agents."""
 

@@ -20,7 +20,7 @@ SMALL = [
 ]
 EXTRA = {"pettingzoo": ["env.module=mpe2.simple_spread_v3"]}
 PLUGINS = {"pettingzoo": ["--plugin", "mpe2.simple_spread_v3"]}
-AGENTS = {"pettingzoo": 3, "simple_spread": 3}
+AGENTS = {"pettingzoo": 3, "simple_spread": 3, "xor": 2}
 
 
 @pytest.mark.parametrize("name", env_names())

@@ -1,0 +1,1 @@
+"""The XOR game: agents that are alike have to act differently."""
