@@ -189,7 +189,7 @@ class ParticleEnv(BatchedEnv):
         InputError: movable kinds after others, or rules that `Population` refuses.
     """
 
-    state_names = ("state",)
+    state_names: ClassVar[tuple[str, ...]] = ("state",)
     type_names: ClassVar[tuple[str, ...]]
     """Names of the token types: self, and the kinds of entities."""
     feature_scale: ClassVar[float] = 1.0

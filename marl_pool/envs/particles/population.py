@@ -201,7 +201,9 @@ class Population:
             steps = between(numbers[:, 1 : 1 + most], *_span(arrival.step))
             comes = torch.arange(most, device=keys.device) < count
             lives[:, slots, 0] = torch.where(comes, steps, NEVER)
-            points = PLACES[arrival.where](numbers[:, 1 + most :].view(-1, most, 2))
+            points = PLACES[arrival.where](
+                numbers[:, 1 + most :].view(len(keys), most, 2)
+            )
             places.append((slots, points * (arrival.radius or self.radius)))
         for rule, members, before in self._leavers:
             # The order in which a kind's entities leave is the same for all rules.
