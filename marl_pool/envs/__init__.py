@@ -63,6 +63,12 @@ most have by default.
 HEURISTICS: dict[str, str | dict[str, str]] = {
     "boxworld": "marl_pool.envs.boxworld.solver:BoxWorldHeuristic",
     "cartpole": "marl_pool.envs.cartpole.heuristic:CartPoleHeuristic",
+    "mpev2_adversary": "marl_pool.envs.particles.mpev2_scripts:AdversaryScript",
+    "mpev2_guard": "marl_pool.envs.particles.mpev2_scripts:GuardScript",
+    "mpev2_hunt": "marl_pool.envs.particles.mpev2_scripts:HuntScript",
+    "mpev2_repel": "marl_pool.envs.particles.mpev2_scripts:RepelScript",
+    "mpev2_spread": "marl_pool.envs.particles.mpev2_scripts:SpreadScript",
+    "mpev2_tag": "marl_pool.envs.particles.mpev2_scripts:TagScript",
     "pong": "marl_pool.envs.pong.heuristic:PongHeuristic",
     "simple_centroid": "marl_pool.envs.particles.heuristics:CentroidHeuristic",
     "simple_spread": "marl_pool.envs.particles.heuristics:SpreadHeuristic",

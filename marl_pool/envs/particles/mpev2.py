@@ -101,8 +101,9 @@ class Task:
 class MPEv2(ParticleEnv):
     r"""A task of MPEv2, whose rules are a `Task`.
 
-    An agent observes every entity that is there as a token: position, velocity and
-    type; the order is self, landmarks, the other movable ones. Everything has a mass of
+    An agent observes every entity that is there as a token: position and velocity
+    relative to its own, and type. Its own token has those in the plane. The order is
+    self, landmarks, the other movable ones. Everything has a mass of
     2, so an agent's terminal speed is a fifth of its force. Scripted entities push with
     a force of at most 1. The reward of the team, from the positions after a step, is
     that of each agent; an entity that arrives in a step does not enter that step's. In
@@ -115,8 +116,7 @@ class MPEv2(ParticleEnv):
     - Episodes end by truncation; there the end counted as a final state.
     - Numbers of entities are uniform in training; there methods that hide entities
       trained with more of them than the others did.
-    - An observation has no last action, and is relative unless ``coordinates`` says
-      otherwise.
+    - An observation has no last action; there positions were those in the plane.
     - Colliding discs do not jitter; there one of each pair moved by up to 1e-9 a step.
     - Goals of wandering targets have 50 tries each, and overlap after them; there they
       shared these and ended with an error.
@@ -126,8 +126,6 @@ class MPEv2(ParticleEnv):
             more of the others.
         margin: steps at both ends of an episode in which nothing arrives; None for 0 in
             domain 0, and for 10, as in published tests, in the others.
-        coordinates: positions and velocities ``relative`` to the observer, whose own
-            token has those in the plane, or all of them in the plane, ``absolute``.
         continuous_actions: True for five numbers in [0, 1], of which the second to
             fifth push left, right, down and up; False for one of five choices: no-op,
             left, right, down, up.
@@ -145,12 +143,11 @@ class MPEv2(ParticleEnv):
         *,
         domain: Domain = 0,
         margin: NonNegativeInt | None = None,
-        coordinates: Literal["relative", "absolute"] = "relative",
         continuous_actions: bool = False,
         max_steps: Episodes | None = None,
         **common: Unpack[EnvOptions],
     ) -> None:
-        task, self.domain, self.coordinates = self.task, domain, coordinates
+        task, self.domain = self.task, domain
         self.margin = (MARGIN if domain else 0) if margin is None else margin
         steps = task.max_steps if max_steps is None else max_steps
         if steps <= 2 * self.margin:
@@ -260,25 +257,18 @@ class MPEv2(ParticleEnv):
     @override
     def observe(self) -> dict[str, Tokens]:
         observed = super().observe()["agent"]
-        agents = self.state[:, self._slices["agent"]]
-        if self.coordinates == "absolute":
-            return {
-                "agent": observed._replace(
-                    features=observed.features + agents[:, :, None]
-                )
-            }
-        observed.features[:, :, 0] = agents
+        observed.features[:, :, 0] = self.state[:, self._slices["agent"]]
         return {"agent": observed}
 
     @override
     def glyphs(
         self, tokens: Tokens, index: int, *, group: str, agent: int, size: int
     ) -> Glyphs:
-        observer = self.state[index, agent]
-        shift = observer.to(tokens.features)
-        if self.coordinates == "relative":
-            shift = torch.where(tokens.types[:, None] == SELF_TYPE, shift, 0)
-        relative = tokens._replace(features=tokens.features - shift)
+        is_self = (tokens.types == SELF_TYPE)[:, None]
+        # Its own token holds the observer's place, not the way to it.
+        features = tokens.features
+        shift = torch.where(is_self, self.state[index, agent].to(features), 0)
+        relative = tokens._replace(features=features - shift)
         return super().glyphs(relative, index, group=group, agent=agent, size=size)
 
     def away(self, kind: str, other: str) -> Tensor:
