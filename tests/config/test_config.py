@@ -351,7 +351,7 @@ def test_a_suite_is_chosen_by_name():
     quick = compose("evaluate", ["suite=quick"])["perturbations"]
     assert {len(entry["severities"]) for entry in quick} == {1}
     assert "suite" not in compose("evaluate")
-    names = "attention_neuron, cross, cross_tag, full, quick, robustness/extended, stan"
+    names = "attention_neuron, cross, cross_tag, full, population, quick, robustness/extended, stan"
     message = f"unknown suite 'quik': choose from {names}"
     assert message in refusal("evaluate", "suite=quik")
 

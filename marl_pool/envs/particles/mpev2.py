@@ -76,7 +76,6 @@ class Task:
     """Rules of a task; the first kind is the agents, and landmarks come last.
 
     Attributes:
-        max_steps: of an episode.
         boundary: half the side of the square in which all begins.
         force: of an agent's choice.
         kinds: its entities.
@@ -87,7 +86,6 @@ class Task:
         spaced: True if starts do not overlap: of all kinds, or of each by itself.
     """
 
-    max_steps: int
     boundary: float
     force: float
     kinds: tuple[Kind, ...]
@@ -96,6 +94,14 @@ class Task:
     contacts: bool = True
     newcomers_collide: bool = False
     spaced: Literal["all", "kinds", "no"] = "all"
+
+
+class MPEv2Options(EnvOptions, total=False):
+    """Options that the tasks pass on to `MPEv2`."""
+
+    domain: Domain
+    margin: NonNegativeInt | None
+    continuous_actions: bool
 
 
 class MPEv2(ParticleEnv):
@@ -129,7 +135,6 @@ class MPEv2(ParticleEnv):
         continuous_actions: True for five numbers in [0, 1], of which the second to
             fifth push left, right, down and up; False for one of five choices: no-op,
             left, right, down, up.
-        max_steps: steps of an episode; None for the task's.
 
     Raises:
         InputError: too few steps for the margin.
@@ -144,16 +149,15 @@ class MPEv2(ParticleEnv):
         domain: Domain = 0,
         margin: NonNegativeInt | None = None,
         continuous_actions: bool = False,
-        max_steps: Episodes | None = None,
+        max_steps: Episodes,
         **common: Unpack[EnvOptions],
     ) -> None:
         task, self.domain = self.task, domain
         self.margin = (MARGIN if domain else 0) if margin is None else margin
-        steps = task.max_steps if max_steps is None else max_steps
-        if steps <= 2 * self.margin:
+        if max_steps <= 2 * self.margin:
             raise InputError(
                 f"env.max_steps: expected more than twice env.margin={self.margin}, "
-                f"got {steps}"
+                f"got {max_steps}"
             )
         self._scripted = [kind for kind in task.kinds if kind.script]
         super().__init__(
@@ -162,7 +166,7 @@ class MPEv2(ParticleEnv):
             learners=("agent",),
             continuous_actions=continuous_actions,
             extent=task.boundary + 0.25,
-            max_steps=steps,
+            max_steps=max_steps,
             random_numbers={kind.name: kind.random_numbers for kind in task.kinds},
             changing=True,
             **common,
@@ -458,7 +462,6 @@ AGENTS, OTHERS = (FEW, MORE, MANY), (FEW, MANY, MORE)
 LANDMARKS = (Count(1, 2, 1),) * 3
 
 SPREAD = Task(
-    max_steps=100,
     boundary=1.0,
     force=1.5,
     kinds=(
@@ -472,7 +475,6 @@ SPREAD = Task(
     spaced="kinds",
 )
 TAG = Task(
-    max_steps=200,
     boundary=2.0,
     force=4.0,
     kinds=(
@@ -482,7 +484,6 @@ TAG = Task(
     reward=_tag_reward,
 )
 GUARD = Task(
-    max_steps=200,
     boundary=2.0,
     force=4.0,
     kinds=(
@@ -498,7 +499,6 @@ GUARD = Task(
     reward=_guard_reward,
 )
 ADVERSARY = Task(
-    max_steps=150,
     boundary=1.3,
     force=1.5,
     kinds=(
@@ -512,7 +512,6 @@ ADVERSARY = Task(
     spaced="no",
 )
 REPEL = Task(
-    max_steps=150,
     boundary=2.5,
     force=4.0,
     kinds=(
@@ -522,7 +521,6 @@ REPEL = Task(
     reward=_repel_reward,
 )
 HUNT = Task(
-    max_steps=200,
     boundary=2.0,
     force=3.0,
     kinds=(
@@ -547,6 +545,15 @@ class Spread(MPEv2):
 
     task = SPREAD
 
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        max_steps: Episodes = 100,
+        **options: Unpack[MPEv2Options],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **options)
+
 
 class Tag(MPEv2):
     r"""Agents evade adversaries that chase the nearest one, and stay in the square.
@@ -564,6 +571,15 @@ class Tag(MPEv2):
     """
 
     task = TAG
+
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        max_steps: Episodes = 200,
+        **options: Unpack[MPEv2Options],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **options)
 
 
 class Guard(MPEv2):
@@ -583,6 +599,15 @@ class Guard(MPEv2):
 
     state_names = ("state", "goal_places")
     task = GUARD
+
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        max_steps: Episodes = 200,
+        **options: Unpack[MPEv2Options],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **options)
 
     goal_places: Tensor
     """``(num_envs, targets, 2)``: where each target goes, once there has been a draw
@@ -642,6 +667,15 @@ class Adversary(MPEv2):
 
     task = ADVERSARY
 
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        max_steps: Episodes = 150,
+        **options: Unpack[MPEv2Options],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **options)
+
 
 class Repel(MPEv2):
     r"""Agents keep away from adversaries that chase them, and stay in the square.
@@ -660,6 +694,15 @@ class Repel(MPEv2):
 
     task = REPEL
 
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        max_steps: Episodes = 150,
+        **options: Unpack[MPEv2Options],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **options)
+
 
 class Hunt(MPEv2):
     r"""Agents hunt adversaries that flee the nearest one.
@@ -673,3 +716,12 @@ class Hunt(MPEv2):
     """
 
     task = HUNT
+
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        max_steps: Episodes = 200,
+        **options: Unpack[MPEv2Options],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **options)

@@ -268,10 +268,10 @@ def _leavers(
         gone[kind] += _span(rule.count)[1]
         most = max(len(slots) - (kind in staying), 0)
         if gone[kind] > most:
-            stays = ", so that one stays," if kind in staying else ""
+            stays = ", so that one stays" if kind in staying else ""
             raise InputError(
                 f"env.departures: expected at most {most} of {len(slots)} of type "
-                f"{kind!r} to leave{stays} got {gone[kind]}"
+                f"{kind!r} to leave{stays}, got {gone[kind]}"
             )
         if slots:
             yield _Leavers(rule, tuple(slots), before)
