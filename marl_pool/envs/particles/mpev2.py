@@ -540,7 +540,7 @@ class Spread(MPEv2):
     Targets rest. An agent's force is 1.5. Nothing collides, but agents that arrive with
     each other.
 
-    `MPEv2` has what all six tasks share.
+    docs/mpev2.md says what all six tasks share.
     """
 
     task = SPREAD
@@ -567,7 +567,7 @@ class Tag(MPEv2):
     Agents start in the middle, adversaries in the upper left corner; newcomers appear
     at the edge. An agent's force is 4.
 
-    `MPEv2` has what all six tasks share.
+    docs/mpev2.md says what all six tasks share.
     """
 
     task = TAG
@@ -594,7 +594,7 @@ class Guard(MPEv2):
     each target, rounded up. A target goes to a goal that is drawn every 51 steps, near
     it; one that arrives rests until the next draw. An agent's force is 4.
 
-    `MPEv2` has what all six tasks share.
+    docs/mpev2.md says what all six tasks share.
     """
 
     state_names = ("state", "goal_places")
@@ -662,7 +662,7 @@ class Adversary(MPEv2):
     decoy with the smallest sum of distances to the agents, so they follow the team.
     Nothing collides. An agent's force is 1.5.
 
-    `MPEv2` has what all six tasks share.
+    docs/mpev2.md says what all six tasks share.
     """
 
     task = ADVERSARY
@@ -689,7 +689,7 @@ class Repel(MPEv2):
     at whose edge it jumps to -2.24. Adversaries start in the middle. An agent's force
     is 4.
 
-    `MPEv2` has what all six tasks share.
+    docs/mpev2.md says what all six tasks share.
     """
 
     task = REPEL
@@ -712,7 +712,7 @@ class Hunt(MPEv2):
     An adversary flees an agent that is nearer than 1, goes anywhere else, and turns
     back at the edge of the square of half side 2. An agent's force is 3.
 
-    `MPEv2` has what all six tasks share.
+    docs/mpev2.md says what all six tasks share.
     """
 
     task = HUNT

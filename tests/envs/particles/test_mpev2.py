@@ -6,11 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from mpe2._mpe_utils.core import Agent, Landmark, World
+from scipy.optimize import linear_sum_assignment
 
 from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.checks import check_env
 from marl_pool.envs.particles.mpev2 import Guard, MPEv2, chase, drive, flee, spaced
+from marl_pool.envs.particles.mpev2_scripts import least_pairs
 from marl_pool.envs.particles.population import NEVER
 from marl_pool.envs.scripted import scripted_policy
 from marl_pool.rollout import Rollout
@@ -304,6 +308,22 @@ def test_returns_are_those_of_the_published_code(line):
         returns = Rollout(env, {"agent": policy}).episodes().returns["agent"][:, 0]
         spread = (returns.var().item() / len(returns) + error**2) ** 0.5
         assert float(returns.mean()) == pytest.approx(expected, abs=3 * spread)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**31))
+def test_pairs_have_the_least_sum(num_rows, num_columns, seed):
+    rng = np.random.default_rng(seed)
+    distance = rng.uniform(0, 5, (3, num_rows, num_columns))
+    distance[1, 0], distance[2, :, 0] = np.inf, np.inf
+    partner = least_pairs(torch.from_numpy(distance)).numpy()
+    for costs, columns in zip(distance, partner, strict=True):
+        rows = np.flatnonzero(columns >= 0)
+        fit = np.where(np.isfinite(costs), costs, 1e6)
+        best = linear_sum_assignment(fit)
+        pairs = [pair for pair in zip(*best, strict=True) if np.isfinite(costs[pair])]
+        assert len(rows) == len(pairs) == len(set(columns[rows]))
+        least = sum(costs[pair] for pair in pairs)
+        assert costs[rows, columns[rows]].sum() == pytest.approx(least)
 
 
 @pytest.mark.parametrize("task", TASKS)
