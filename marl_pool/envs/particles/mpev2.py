@@ -72,7 +72,7 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
+class TeamTask:
     """Rules of a task; the first kind is the agents, and landmarks come last.
 
     Attributes:
@@ -105,7 +105,7 @@ class MPEv2Options(EnvOptions, total=False):
 
 
 class MPEv2(ParticleEnv):
-    r"""A task of MPEv2, whose rules are a `Task`.
+    r"""A task of MPEv2, whose rules are a `TeamTask`.
 
     An agent observes every entity that is there as a token: position and velocity
     relative to its own, and type. Its own token has those in the plane. The order is
@@ -140,7 +140,7 @@ class MPEv2(ParticleEnv):
         InputError: too few steps for the margin.
     """
 
-    task: ClassVar[Task]
+    task: ClassVar[TeamTask]
 
     def __init__(
         self,
@@ -461,7 +461,7 @@ MORE = Count(5, 5, 2)
 AGENTS, OTHERS = (FEW, MORE, MANY), (FEW, MANY, MORE)
 LANDMARKS = (Count(1, 2, 1),) * 3
 
-SPREAD = Task(
+SPREAD = TeamTask(
     boundary=1.0,
     force=1.5,
     kinds=(
@@ -474,7 +474,7 @@ SPREAD = Task(
     newcomers_collide=True,
     spaced="kinds",
 )
-TAG = Task(
+TAG = TeamTask(
     boundary=2.0,
     force=4.0,
     kinds=(
@@ -483,7 +483,7 @@ TAG = Task(
     ),
     reward=_tag_reward,
 )
-GUARD = Task(
+GUARD = TeamTask(
     boundary=2.0,
     force=4.0,
     kinds=(
@@ -498,7 +498,7 @@ GUARD = Task(
     ),
     reward=_guard_reward,
 )
-ADVERSARY = Task(
+ADVERSARY = TeamTask(
     boundary=1.3,
     force=1.5,
     kinds=(
@@ -511,7 +511,7 @@ ADVERSARY = Task(
     contacts=False,
     spaced="no",
 )
-REPEL = Task(
+REPEL = TeamTask(
     boundary=2.5,
     force=4.0,
     kinds=(
@@ -520,7 +520,7 @@ REPEL = Task(
     ),
     reward=_repel_reward,
 )
-HUNT = Task(
+HUNT = TeamTask(
     boundary=2.0,
     force=3.0,
     kinds=(

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from marl_pool.envs.particles import mpev2
 from marl_pool.envs.particles.heuristics import LEAD, ForceHeuristic
-from marl_pool.envs.particles.mpev2 import MASS, Task
+from marl_pool.envs.particles.mpev2 import MASS, TeamTask
 from marl_pool.envs.particles.physics import DAMPING, DIRECTIONS, DT
 from marl_pool.tokens import Tokens
 
@@ -29,7 +29,7 @@ class PairingScript(ForceHeuristic):
     one goes to the nearest.
     """
 
-    task: ClassVar[Task]
+    task: ClassVar[TeamTask]
     goal: ClassVar[str] = "target"
     """Kind of the entities."""
     standoff: ClassVar[float] = 0.0
@@ -179,7 +179,7 @@ class EvadingScript(ForceHeuristic):
     outside the square loses against all that end inside.
     """
 
-    task: ClassVar[Task]
+    task: ClassVar[TeamTask]
     nearest: ClassVar[bool]
     """True to measure the distance to the nearest adversary, False for the mean."""
 

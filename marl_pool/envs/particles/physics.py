@@ -19,7 +19,7 @@ from marl_pool.envs.base import (
 )
 from marl_pool.envs.drawing.canvas import MIN_RADIUS, Disc, Frame, Projection
 from marl_pool.envs.drawing.marks import Glyphs
-from marl_pool.envs.particles.population import NEVER, Population, Rules
+from marl_pool.envs.particles.population import NEVER, EntityLives, Rules
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys
@@ -186,7 +186,7 @@ class ParticleEnv(BatchedEnv):
         options: other arguments of `BatchedEnv`.
 
     Raises:
-        InputError: movable kinds after others, or rules that `Population` refuses.
+        InputError: movable kinds after others, or rules that `EntityLives` refuses.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("state",)
@@ -218,7 +218,7 @@ class ParticleEnv(BatchedEnv):
     ) -> None:
         self._population, starting = None, entities
         if arrivals or departures:
-            self._population = Population(
+            self._population = EntityLives(
                 *(entities, learners, arrivals, departures, max_steps, 0.9 * extent)
             )
             entities = self._population.entities

@@ -110,7 +110,7 @@ class _Leavers(NamedTuple):
     before: int
 
 
-class Population:
+class EntityLives:
     """Lives of the entities of each episode, by rules.
 
     Every entity that may arrive has a slot, after those of its kind that are there at
