@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "options": {"continuous_actions": True},
         },
     },
-    "mpev2_guard": {"more agents": {"domain": 1, "max_steps": 21}},
+    "mpev2_guard": {"more agents": {"domain": 1, "margin": 0}},
     "simple_centroid": {
         "one agent": {},
         "three discrete agents": {"num_agents": 3, "continuous_actions": False},
@@ -50,8 +50,8 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "agents that come and go": {
             "max_steps": 20,
-            "arrivals": [{"step": [2, 9]}],
-            "departures": [{"step": [5, 9]}, {"type": "landmark", "step": 3}],
+            "arrivals": [{"step": [2, 4]}],
+            "departures": [{"step": [3, 4]}, {"type": "landmark", "step": 3}],
         },
     },
     "simple_tag": {

@@ -190,7 +190,7 @@ class EvadingScript(ForceHeuristic):
     @override
     def force(self, tokens: Tokens) -> Tensor:
         own = tokens.features[..., 0, :]
-        pushes = torch.tensor(DIRECTIONS).to(own) * self.acceleration
+        pushes = own.new_tensor(DIRECTIONS) * self.acceleration
         shift = torch.zeros_like(own[..., None, :2]) + 0 * pushes
         velocity = own[..., None, 2:].expand_as(shift)
         for _ in range(FORESIGHT):

@@ -190,9 +190,9 @@ class EntityLives:
         Returns:
             Lives ``(k, entities, 2)`` int64, and for some slots points ``(k, n, 2)``.
         """
-        lives = torch.zeros(len(keys), sum(p.count for p in self.entities), 2).long()
+        shape = len(keys), sum(part.count for part in self.entities), 2
+        lives, places, start = keys.new_zeros(shape), [], 0
         lives[..., 1] = NEVER
-        lives, places, start = lives.to(keys.device), [], 0
         for arrival, slots in self._newcomers:
             most = len(slots)
             numbers = uniform(keys, 1 + 3 * most, start)
