@@ -49,7 +49,9 @@ INDEX = "README"
 NOTE = "<!-- Written by scripts/env_pages.py from the docstring: edit that. -->"
 NEEDED = {"pettingzoo": {"module": "mpe2.simple_spread_v3"}}
 """Options without a default, as the pages show them."""
-PRESETS = {"pettingzoo": "ppo=fast_spread"}
+PRESETS = {"pettingzoo": "ppo=fast_spread"} | {
+    name: "ppo=fast_mpev2" for name in env_names() if name.startswith("mpev2_")
+}
 """Presets of PPO that are not named after the environment."""
 PICTURED = {"cartpole": 220, "ant": 60, "ant_bullet": 60, "car_racing": 60, "pong": 90}
 """Steps before the picture, where more than 25."""

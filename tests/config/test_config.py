@@ -351,8 +351,8 @@ def test_a_suite_is_chosen_by_name():
     quick = compose("evaluate", ["suite=quick"])["perturbations"]
     assert {len(entry["severities"]) for entry in quick} == {1}
     assert "suite" not in compose("evaluate")
-    names = "attention_neuron, cross, cross_tag, full, quick, robustness/extended, stan"
-    message = f"unknown suite 'quik': choose from {names}"
+    names = "attention_neuron, cross, cross_tag, full, population, quick"
+    message = f"unknown suite 'quik': choose from {names}, robustness/extended, stan"
     assert message in refusal("evaluate", "suite=quik")
 
 

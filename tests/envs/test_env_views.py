@@ -66,6 +66,8 @@ class ThreeStepTask(SimpleCentroid):
         return rewards, self.steps >= 2
 
 
+# Slots of agents that never arrive are not terminated, since they never lived.
+@pytest.mark.filterwarnings("ignore:No agents present but not all possible_agents")
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_pettingzoo_checkers_accept_the_parallel_view(name, options):
     from pettingzoo.test import parallel_api_test, parallel_seed_test
@@ -78,13 +80,25 @@ def test_pettingzoo_checkers_accept_the_parallel_view(name, options):
 def test_pettingzoo_checkers_accept_its_aec_form(name, options):
     from pettingzoo.test import api_test, seed_test
 
-    api_test(parallel_to_aec(make_env(name, **options)), num_cycles=50)
-    seed_test(lambda: parallel_to_aec(make_env(name, **options)))
+    def build():
+        env = parallel_to_aec(make_env(name, **options))
+        # The checker samples the actions, and seeds the spaces of the first agents.
+        for number, agent in enumerate(env.possible_agents):
+            env.action_space(agent).seed(number)
+        return env
+
+    api_test(build(), num_cycles=50)
+    seed_test(build)
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [(name, options) for name in VERSIONS for options in ACTIONS.get(name, [{}])],
+    [
+        (name, options)
+        for name in VERSIONS
+        for options in ACTIONS.get(name, [{}])
+        if not name.startswith("mpev2_")  # a team, in all of its domains
+    ],
 )
 def test_gymnasium_checker_accepts_the_one_agent_view(name, options):
     env = gymnasium.make(registered_id(name), render_mode="rgb_array", **options)

@@ -20,7 +20,8 @@ SMALL = [
 ]
 EXTRA = {"pettingzoo": ["env.module=mpe2.simple_spread_v3"]}
 PLUGINS = {"pettingzoo": ["--plugin", "mpe2.simple_spread_v3"]}
-AGENTS = {"pettingzoo": 3, "simple_spread": 3, "xor": 2}
+MPEV2 = {name: 4 for name in env_names() if name.startswith("mpev2_")}
+AGENTS = {"pettingzoo": 3, "simple_spread": 3, "xor": 2, **MPEV2}
 
 
 @pytest.mark.parametrize("name", env_names())

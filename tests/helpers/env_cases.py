@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "options": {"continuous_actions": True},
         },
     },
+    "mpev2_guard": {"more agents": {"domain": 1, "margin": 0}},
     "simple_centroid": {
         "one agent": {},
         "three discrete agents": {"num_agents": 3, "continuous_actions": False},
@@ -46,6 +47,11 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "num_agents": 2,
             "num_landmarks": 3,
             "continuous_actions": True,
+        },
+        "agents that come and go": {
+            "max_steps": 20,
+            "arrivals": [{"step": [2, 4]}],
+            "departures": [{"step": [3, 4]}, {"type": "landmark", "step": 3}],
         },
     },
     "simple_tag": {

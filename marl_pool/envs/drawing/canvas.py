@@ -248,6 +248,13 @@ class Frame:
             draw_disc(self.image, centers[entity], radius + 1, PAPER)
             draw_disc(self.image, centers[entity], radius, look.color)
 
+    def rings(self, looks: Sequence[Disc], points: np.ndarray) -> None:
+        """Draw a ring around each disc, at the ``points`` ``(n, 2)``."""
+        centers = self.projection.project(points)
+        for look, center in zip(looks, centers, strict=True):
+            radius = max(MIN_RADIUS, self.projection.pixels(look.radius))
+            draw_disc(self.image, center, radius + MIN_RADIUS, INK, 1)
+
     def legend(self, looks: Iterable[Disc], cross: str | None = None) -> None:
         """Name the kinds of discs, and the crosses if any, in the lower left."""
         line = max(12, self.projection.size // 28)

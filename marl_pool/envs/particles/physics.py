@@ -1,6 +1,7 @@
 """Particle physics of the multi-particle environments (MPE), for a batch."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,11 +11,18 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import LARGEST_OBSERVATION, AgentGroup, BatchedEnv
+from marl_pool.envs.base import (
+    LARGEST_OBSERVATION,
+    AgentGroup,
+    BatchedEnv,
+    EnvOptions,
+)
 from marl_pool.envs.drawing.canvas import MIN_RADIUS, Disc, Frame, Projection
 from marl_pool.envs.drawing.marks import Glyphs
+from marl_pool.envs.particles.population import NEVER, EntityLives, Rules
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import Purpose, stream_keys
 
 DT = 0.1
 """Duration of a step in seconds."""
@@ -31,6 +39,8 @@ SOFTPLUS_BLOCK = 32
 
 TAIL_SECONDS = 0.3
 """Length of a drawn tail in seconds of the present velocity."""
+NEW = 10
+"""Steps for which an entity that has arrived is drawn with a ring."""
 
 POSITION = (0, 1)
 """Indices of the position in a particle's features and state."""
@@ -121,6 +131,13 @@ class Entities:
     """True if it is drawn over the others."""
 
 
+class ParticleOptions(EnvOptions, total=False):
+    """Options that particle environments pass on to `ParticleEnv`."""
+
+    arrivals: Rules
+    departures: Rules
+
+
 class ParticleEnv(BatchedEnv):
     r"""Discs in the plane moved by forces: the physics of MPE, without walls.
 
@@ -143,21 +160,45 @@ class ParticleEnv(BatchedEnv):
     updated in place. Movable entities come first, so that they are one contiguous
     slice.
 
+    Entities may arrive and leave while an episode runs. Each that may be there has a
+    slot in all tensors, and `present` says which are. Those that are not rest, exert
+    and receive no force, are padding among the tokens and are not drawn; agents among
+    them neither act nor earn. The start of an episode is the same as without them. A
+    subclass passes on `ParticleOptions`, leaves absent entities out of its rewards by
+    `fill_absent`, and writes ``place`` for the entities of the start alone.
+
     Args:
-        entities: the kinds of entities, movable ones first.
+        entities: the kinds of entities at the start, movable ones first.
         learners: the kinds that are groups of agents.
         continuous_actions: see `Steering`.
         extent: half the side of the square that `frame` shows.
+        random_numbers: by kind, those that each entity uses in a step.
+        changing: True if ``place`` also writes `lives`, of all entities.
+        arrivals: rules by which entities arrive, each a mapping such as
+            ``{type: agent, count: 2, step: [5, 20], where: edge, radius: 1}``.
+            ``count`` and ``step`` are a number or ``[low, high]``, of which each
+            episode, or entity, samples its own. Defaults are the first group of agents,
+            1, the ``edge`` of a square (or ``square``, ``disc``), and a ``radius``, its
+            half side, of nine tenths of the picture's.
+        departures: rules by which entities of the start leave, such as ``{type: agent,
+            count: 1, step: 10}``; which of them do is random. Of agents, and of types
+            that matter for the task, one stays.
         options: other arguments of `BatchedEnv`.
+
+    Raises:
+        InputError: movable kinds after others, or rules that `EntityLives` refuses.
     """
 
-    state_names = ("state",)
+    state_names: ClassVar[tuple[str, ...]] = ("state",)
     type_names: ClassVar[tuple[str, ...]]
     """Names of the token types: self, and the kinds of entities."""
     feature_scale: ClassVar[float] = 1.0
 
     state: Tensor
     """``(num_envs, entities, 4)``: x, y, and their velocities."""
+    lives: Tensor | None = None
+    """``(num_envs, entities, 2)`` int64: the steps of the episode from which an entity
+    is in the world, and from which it is gone; None if nothing comes or goes."""
 
     def __init__(
         self,
@@ -167,9 +208,25 @@ class ParticleEnv(BatchedEnv):
         learners: Sequence[str] = (),
         continuous_actions: bool = True,
         extent: float,
+        max_steps: int,
+        dynamics_size: int = 0,
+        random_numbers: Mapping[str, int] | None = None,
+        changing: bool = False,
+        arrivals: Rules = (),
+        departures: Rules = (),
         **options: Any,
     ) -> None:
-        super().__init__(num_envs, **options)
+        self._population, starting = None, entities
+        if arrivals or departures:
+            self._population = EntityLives(
+                *(entities, learners, arrivals, departures, max_steps, 0.9 * extent)
+            )
+            entities = self._population.entities
+        needs = random_numbers or {}
+        dynamics_size += sum(kind.count * needs.get(kind.kind, 0) for kind in entities)
+        super().__init__(
+            num_envs, max_steps=max_steps, dynamics_size=dynamics_size, **options
+        )
         # Repeat each kind for its entities; the state has the movable ones first.
         kinds = [kind for kind in entities for _ in range(kind.count)]
         self.entities, self.extent = tuple(kinds), extent
@@ -219,7 +276,75 @@ class ParticleEnv(BatchedEnv):
             self._order[name] = torch.tensor(order, device=self.device)
             self._types[name] = torch.tensor(types, device=self.device)
         self._contacts = self._find_contacts()
+        self._starting = tuple(kind for kind in starting for _ in range(kind.count))
+        if self._population is not None or changing:
+            lives = np.broadcast_to([0, NEVER], (num_envs, len(kinds), 2))
+            self.lives = self._constant(lives.copy(), torch.int64)
         self._bind(self._constant(np.zeros((num_envs, len(kinds), 4))))
+
+    @property
+    def present(self) -> Tensor:
+        """``(num_envs, entities)`` bool: the entities that are in the world now."""
+        if self.lives is None:
+            return torch.ones_like(self.state[..., 0], dtype=torch.bool)
+        begins, ends = self.lives.unbind(-1)
+        step = self.steps[:, None]
+        return (begins <= step) & (step < ends)
+
+    @property
+    @override
+    def active(self) -> dict[str, Tensor]:
+        if self.lives is None:
+            return super().active
+        present = self.present
+        return {name: present[:, self._slices[name]] for name in self.groups}
+
+    @property
+    @override
+    def may_be_absent(self) -> bool:
+        return self.lives is not None
+
+    def fill_absent(
+        self, values: Tensor, kind: str, dim: int, fill: float | bool
+    ) -> Tensor:
+        """Replace the values of the entities of a kind that are not there.
+
+        Args:
+            values: ``(num_envs, …)``.
+            kind: name of the kind.
+            dim: dimension of its entities.
+            fill: number in their place.
+        """
+        if self.lives is None:
+            return values
+        shape = [len(values), *(1 for _ in values.shape[1:])]
+        shape[dim] = -1
+        present = self.present[:, self._slices[kind]]
+        return values.masked_fill(~present.reshape(shape), fill)
+
+    @override
+    def _place_rows(self, rows: Tensor) -> None:
+        if self._population is None:
+            super()._place_rows(rows)
+            return
+        # `place` sees an environment of the entities of the start.
+        start, slots = copy(self), self._population.starting
+        start.entities = self._starting
+        start.num_movable = sum(kind.movable for kind in self._starting)
+        start.state = self.state[:, slots]
+        start.place(rows, self._reset_keys(rows))
+        for name in set(self.state_names) - {"state"}:
+            setattr(self, name, getattr(start, name))
+        ids, episodes = self.env_ids[rows], self.episodes[rows]
+        keys = stream_keys(self.seed, ids, episodes, Purpose.RESET, part=1)
+        lives, newcomers = self._population.sample(keys)
+        state = torch.zeros_like(self.state[rows])
+        state[:, slots] = start.state[rows]
+        for places, points in newcomers:
+            state[:, places, :2] = points.to(self.dtype)
+        self.state[rows] = state
+        assert self.lives is not None
+        self.lives[rows] = lives
 
     @override
     def observe(self) -> dict[str, Tokens]:
@@ -231,6 +356,10 @@ class ParticleEnv(BatchedEnv):
             features = features.view(*types.shape, 4).sub_(origin)
             if self.feature_scale != 1:
                 features.div_(self.feature_scale)
+            if self.lives is not None:
+                present = self.present.index_select(1, self._order[name].flatten())
+                present = present.view(types.shape)
+                padding = ~(present & present[..., :1])
             observations[name] = Tokens(features, types, padding)
         return observations
 
@@ -246,6 +375,15 @@ class ParticleEnv(BatchedEnv):
         """Advance by control forces ``(num_envs, movable, 2)``, plus contacts."""
         if self._contacts is not None:
             forces = forces + self.contact_forces()
+        if self.lives is None:
+            self._move(forces)
+            return
+        # Entities that are not there rest where they are or will be.
+        before = self.state.clone()
+        self._move(forces)
+        self.state.copy_(torch.where(self.present[..., None], self.state, before))
+
+    def _move(self, forces: Tensor) -> None:
         position, velocity = self._position, self._velocity
         position.add_(velocity, alpha=DT)
         velocity.mul_(1 - DAMPING).addcmul_(forces, self._gain)
@@ -271,6 +409,10 @@ class ParticleEnv(BatchedEnv):
         # Each entity is paired with itself too, at delta 0: the floor avoids 0 / 0.
         floor = torch.finfo(self.dtype).eps
         strength = penetration.div_(distance.clamp_(min=floor)).mul_(CONTACT_FORCE)
+        if self.lives is not None:
+            present = self.present
+            pair = present[:, pushed, None] & present[:, None, pushing]
+            strength = strength.masked_fill_(~pair, 0)
         pushes = delta.mul_(strength).sum(-1).movedim(0, -1)
         if pushes.shape == self._velocity.shape:
             return pushes
@@ -295,9 +437,15 @@ class ParticleEnv(BatchedEnv):
         goals = self.goals()[index].double().cpu().numpy()
         frame.crosses(goals)
         # Earlier discs cover others.
-        order = sorted(range(len(discs)), key=lambda i: not self.entities[i].on_top)
+        visible = self.present[index].nonzero()[:, 0].tolist()
+        order = sorted(visible, key=lambda i: not self.entities[i].on_top)
         places, tails = state[order, :2], TAIL_SECONDS * state[order, 2:]
         frame.discs([discs[i] for i in order], places, places - tails)
+        if self.lives is not None:
+            begins = self.lives[index, :, 0].cpu()
+            age = int(self.steps[index]) - begins
+            new = [i for i in visible if begins[i] > 0 and age[i] < NEW]
+            frame.rings([discs[i] for i in new], state[new, :2])
         frame.legend(dict.fromkeys(discs), "goal" if len(goals) else None)
         return frame.image
 
@@ -361,7 +509,13 @@ class ParticleEnv(BatchedEnv):
             self._views[kind] = origin, types, torch.zeros_like(types, dtype=torch.bool)
 
     @override
+    def _tensors(self) -> dict[str, Tensor]:
+        lives = {} if self.lives is None else {"lives": self.lives}
+        return super()._tensors() | lives
+
+    @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        super()._set_tensors(tensors)
         self._bind(tensors["state"])
 
 

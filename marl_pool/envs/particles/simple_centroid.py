@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import BLUE, GREEN, PURPLE
 from marl_pool.envs.options import entity_counts
-from marl_pool.envs.particles.physics import Entities, ParticleEnv
+from marl_pool.envs.particles.physics import (
+    Entities,
+    ParticleEnv,
+    ParticleOptions,
+)
 from marl_pool.options.types import (
     Counts,
     Episodes,
@@ -84,7 +88,7 @@ class SimpleCentroid(ParticleEnv):
         noise_offset: NonNegativeFloat = 1.0,
         spread: PositiveFloat | None = None,
         max_steps: Episodes = 128,
-        **common: Unpack[EnvOptions],
+        **common: Unpack[ParticleOptions],
     ) -> None:
         # Numbers of agents, signal and noise, of which options may replace some.
         numbers = entity_counts(
@@ -118,7 +122,7 @@ class SimpleCentroid(ParticleEnv):
             extent=self.spread + max(noise_offset, 1.0) + 0.25,
             max_steps=max_steps,
             **common,
-            dynamics_size=self.num_signal,
+            random_numbers={"signal": 1},
         )
         # Half sides of the squares of initial positions and velocities.
         scale = (self.spread, self.spread, START_SPEED, START_SPEED)
@@ -128,7 +132,11 @@ class SimpleCentroid(ParticleEnv):
 
     def centroid(self) -> Tensor:
         """Return the mean position of the signal entities, ``(num_envs, 2)``."""
-        return self._positions["signal"].mean(1)
+        positions = self._positions["signal"]
+        if self.lives is None:
+            return positions.mean(1)
+        count = self.present[:, self._slices["signal"]].sum(1, keepdim=True)
+        return self.fill_absent(positions, "signal", 1, 0).sum(1) / count
 
     @override
     def goals(self) -> Tensor:
@@ -160,4 +168,5 @@ class SimpleCentroid(ParticleEnv):
         self.integrate(torch.cat((pushes, wandering), 1))
         away = self._positions["agent"] - self.centroid()[:, None]
         distance = torch.linalg.vector_norm(away, dim=-1)
-        return {"agent": distance.sqrt_().mul_(-self.reward_scale)}, self._never
+        reward = distance.sqrt_().mul_(-self.reward_scale)
+        return {"agent": self.fill_absent(reward, "agent", 1, 0)}, self._never

@@ -7,9 +7,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE
-from marl_pool.envs.particles.physics import Entities, ParticleEnv
+from marl_pool.envs.particles.physics import (
+    Entities,
+    ParticleEnv,
+    ParticleOptions,
+)
 from marl_pool.options.types import Episodes, Size, UnitInterval
 
 TYPE_NAMES = ("self", "landmark", "agent")
@@ -66,7 +70,7 @@ class SimpleSpread(ParticleEnv):
         local_ratio: UnitInterval = 0.5,
         continuous_actions: bool = False,
         max_steps: Episodes = 25,
-        **common: Unpack[EnvOptions],
+        **common: Unpack[ParticleOptions],
     ) -> None:
         self.num_agents = num_agents
         self.num_landmarks = num_agents if num_landmarks is None else num_landmarks
@@ -110,12 +114,15 @@ class SimpleSpread(ParticleEnv):
         self.integrate(self._steering["agent"].forces(actions["agent"]))
         agents, landmarks = self._positions["agent"], self._positions["landmark"]
         # Shared: how far the nearest agent is from each landmark.
-        nearest = _distances(landmarks, agents).amin(2).sum(1, keepdim=True)
+        distance = _distances(landmarks, agents)
+        nearest = self.fill_absent(distance, "agent", 2, torch.inf).amin(2)
+        shared = self.fill_absent(nearest, "landmark", 1, 0).sum(1, keepdim=True)
         # Own: the other agents that it touches; its distance to itself is 0.
         touching = _distances(agents, agents) < 2 * AGENT_SIZE
+        touching = self.fill_absent(touching, "agent", 2, False)
         collisions = touching.sum(2, dtype=self.dtype).sub_(1)
-        reward = -(1 - self.local_ratio) * nearest - self.local_ratio * collisions
-        return {"agent": reward}, self._never
+        reward = -(1 - self.local_ratio) * shared - self.local_ratio * collisions
+        return {"agent": self.fill_absent(reward, "agent", 1, 0)}, self._never
 
 
 def _distances(places: Tensor, others: Tensor) -> Tensor:

@@ -8,10 +8,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE, PURPLE
 from marl_pool.envs.options import entity_counts
-from marl_pool.envs.particles.physics import DIRECTIONS, Entities, ParticleEnv
+from marl_pool.envs.particles.physics import (
+    DIRECTIONS,
+    Entities,
+    ParticleEnv,
+    ParticleOptions,
+)
 from marl_pool.options.types import (
     Counts,
     Episodes,
@@ -101,7 +106,7 @@ class SimpleTag(ParticleEnv):
         shared_reward: bool = False,
         obstacle_spread: PositiveFloat | None = None,
         max_steps: Episodes = 128,
-        **common: Unpack[EnvOptions],
+        **common: Unpack[ParticleOptions],
     ) -> None:
         # Numbers of predators, prey and obstacles, of which options may replace some.
         numbers = entity_counts(
@@ -153,7 +158,7 @@ class SimpleTag(ParticleEnv):
             extent=max(obstacle_spread, 2.0) + 0.25,
             max_steps=max_steps,
             **common,
-            dynamics_size=self.num_prey if prey == "random" else 0,
+            random_numbers={"prey": int(prey == "random")},
         )
 
     @override
@@ -181,13 +186,16 @@ class SimpleTag(ParticleEnv):
         away = hunters[:, :, None] - hunted[:, None]
         distance = torch.hypot(away[..., 0], away[..., 1])
         touching = distance <= PREDATOR_SIZE + PREY_SIZE
+        touching = self.fill_absent(touching, "predator", 1, False)
+        touching = self.fill_absent(touching, "prey", 2, False)
         caught = touching.sum(2, dtype=self.dtype).mul_(TOUCH_REWARD)
         if self.shared_reward:
             caught = caught.sum(1, keepdim=True).expand_as(caught)
-        rewards = {"predator": caught}
+        rewards = {"predator": self.fill_absent(caught, "predator", 1, 0)}
         if "prey" in self.groups:
             lost = touching.sum(1, dtype=self.dtype).mul_(-TOUCH_REWARD)
-            rewards["prey"] = lost.sub_(boundary_penalty(hunted))
+            lost = lost.sub_(boundary_penalty(hunted))
+            rewards["prey"] = self.fill_absent(lost, "prey", 1, 0)
         return rewards, self._never
 
     def _prey_forces(self, actions: Mapping[str, Tensor]) -> Tensor:
@@ -199,7 +207,10 @@ class SimpleTag(ParticleEnv):
             return steering.push(self.dynamics.next().mul(len(DIRECTIONS)).long())
         places = self._positions["prey"]
         predators = self._positions["predator"][:, None] - places[:, :, None]
-        force = flight(predators, home=-places) * steering.acceleration
+        missing = None
+        if self.lives is not None:
+            missing = ~self.present[:, None, self._slices["predator"]]
+        force = flight(predators, -places, missing) * steering.acceleration
         return steering.forces(steering.toward(force))
 
 

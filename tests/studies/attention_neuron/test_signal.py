@@ -7,14 +7,15 @@ import torch
 
 from helpers.env_cases import CASES
 from helpers.farm import FoxAndHens
-from marl_pool.envs import make_batched_env, make_heuristic
+from marl_pool.envs import env_names, make_batched_env, make_heuristic
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.policies import make_policy
 from marl_pool.tokens import SELF_TYPE, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 PARTICLES = {"simple_centroid", "simple_spread", "simple_tag"}
-KNOWN = {"boxworld", "cartpole", "pettingzoo", *PARTICLES}
+MPEV2 = {name for name in env_names() if name.startswith("mpev2_")}
+KNOWN = {"boxworld", "cartpole", "pettingzoo", *PARTICLES, *MPEV2}
 
 
 def test_signal_is_of_known_types() -> None:

@@ -1,0 +1,727 @@
+"""The six tasks of MPEv2: teams that meet more entities than in training."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, Unpack
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+from typing_extensions import override
+
+from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.drawing.canvas import (
+    BLUE,
+    GREEN,
+    OBSTACLE,
+    PURPLE,
+    VERMILION,
+    Color,
+)
+from marl_pool.envs.drawing.marks import Glyphs
+from marl_pool.envs.particles.physics import DAMPING, DT, Entities, ParticleEnv
+from marl_pool.envs.particles.population import NEVER, PLACES, between
+from marl_pool.options.types import Episodes, NonNegativeInt
+from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.utils.devices import may_read
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import Purpose, stream_keys, uniform
+
+MASS = 2.0
+MARGIN = 10
+"""Steps at both ends of an episode in which nothing arrives in a test."""
+TRIES = 100
+"""Places that are tried for a disc at the start, until it touches no earlier one."""
+BORDER = 2.0
+"""Distance from the origin, along an axis, from which the penalty of leaving counts."""
+FLIGHT = 1.0
+"""Distance to the nearest agent below which an adversary flees."""
+GOAL_STEPS, GOAL_TRIES = 51, 50
+"""Steps between goals of wandering targets, and the places that are tried for one."""
+GOAL_SHIFT, GOAL_BOUND, GOAL_DISTANCE = 0.75, 1.95, 0.2
+"""Largest shift of a goal along an axis, its bound, and the distance between goals."""
+
+Domain = Literal[0, 1, 2]
+
+
+class Count(NamedTuple):
+    """Entities of a kind in an episode."""
+
+    low: int
+    high: int
+    """At the start: uniform between these."""
+    arrivals: int
+    """Later: up to 1 of them always, else uniform from 1 to this number."""
+
+
+class Kind(NamedTuple):
+    """A kind of entity of a task; lengths are in units of the task's boundary."""
+
+    name: str
+    color: Color
+    counts: tuple[Count, Count, Count]
+    """For each domain."""
+    start: Callable[[Tensor], Tensor]
+    """Starts ``(*B, 2)`` from uniform numbers ``(*B, 2)``."""
+    arrival: tuple[str, float] = ("edge", 0.98)
+    """Where newcomers appear: a key of `PLACES`, and its size."""
+    script: "Callable[[MPEv2, str], Tensor] | None" = None
+    """Forces ``(num_envs, n, 2)`` of the scripted; agents and landmarks have none."""
+    random_numbers: int = 0
+    """Those that each entity's script uses in a step."""
+
+
+@dataclass(frozen=True)
+class TeamTask:
+    """Rules of a task; the first kind is the agents, and landmarks come last.
+
+    Attributes:
+        boundary: half the side of the square in which all begins.
+        force: of an agent's choice.
+        kinds: its entities.
+        reward: the team's rewards ``(num_envs,)`` after a step.
+        size: radius of every disc.
+        contacts: True if all collide. Without it, agents that arrive may collide with
+            each other.
+        spaced: True if starts do not overlap: of all kinds, or of each by itself.
+    """
+
+    boundary: float
+    force: float
+    kinds: tuple[Kind, ...]
+    reward: "Callable[[MPEv2], Tensor]"
+    size: float = 0.05
+    contacts: bool = True
+    newcomers_collide: bool = False
+    spaced: Literal["all", "kinds", "no"] = "all"
+
+
+class MPEv2Options(EnvOptions, total=False):
+    """Options that the tasks pass on to `MPEv2`."""
+
+    domain: Domain
+    margin: NonNegativeInt | None
+    continuous_actions: bool
+
+
+class MPEv2(ParticleEnv):
+    r"""A task of MPEv2, whose rules are a `TeamTask`.
+
+    An agent observes every entity that is there as a token: position and velocity
+    relative to its own, and type. Its own token has those in the plane. The order is
+    self, landmarks, the other movable ones. Everything has a mass of
+    2, so an agent's terminal speed is a fifth of its force. Scripted entities push with
+    a force of at most 1. The reward of the team, from the positions after a step, is
+    that of each agent; an entity that arrives in a step does not enter that step's. In
+    formulas gap is the distance of two centres less both radii, and two touch if it is
+    at most 0. There are no walls.
+
+    Source: `FlickerFusion, Koh et al., ICLR 2025 <https://arxiv.org/abs/2410.15876>`_,
+    and the published environments. Differences from the latter:
+
+    - Episodes end by truncation; there the end counted as a final state.
+    - Numbers of entities are uniform in training; there methods that hide entities
+      trained with more of them than the others did.
+    - An observation has no last action; there positions were those in the plane.
+    - Colliding discs do not jitter; there one of each pair moved by up to 1e-9 a step.
+    - Goals of wandering targets have 50 tries each, and overlap after them; there they
+      shared these and ended with an error.
+
+    Args:
+        domain: numbers of entities: 0 for those of training, 1 for more agents, 2 for
+            more of the others.
+        margin: steps at both ends of an episode in which nothing arrives; None for 0 in
+            domain 0, and for 10, as in published tests, in the others.
+        continuous_actions: True for five numbers in [0, 1], of which the second to
+            fifth push left, right, down and up; False for one of five choices: no-op,
+            left, right, down, up.
+
+    Raises:
+        InputError: too few steps for the margin.
+    """
+
+    task: ClassVar[TeamTask]
+
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        domain: Domain = 0,
+        margin: NonNegativeInt | None = None,
+        continuous_actions: bool = False,
+        max_steps: Episodes,
+        **common: Unpack[EnvOptions],
+    ) -> None:
+        task, self.domain = self.task, domain
+        self.margin = (MARGIN if domain else 0) if margin is None else margin
+        if max_steps <= 2 * self.margin:
+            raise InputError(
+                f"env.max_steps: expected more than twice env.margin={self.margin}, "
+                f"got {max_steps}"
+            )
+        self._scripted = [kind for kind in task.kinds if kind.script]
+        super().__init__(
+            num_envs,
+            entities=[part for kind in task.kinds for part in self._entities(kind)],
+            learners=("agent",),
+            continuous_actions=continuous_actions,
+            extent=task.boundary + 0.25,
+            max_steps=max_steps,
+            random_numbers={kind.name: kind.random_numbers for kind in task.kinds},
+            changing=True,
+            **common,
+        )
+
+    @classmethod
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        names = (kind.name for kind in cls.task.kinds)
+        cls.type_names = ("self", *names)
+
+    def _entities(self, kind: Kind) -> list[Entities]:
+        """Return those of the start, and those that arrive."""
+        _, high, arrivals = kind.counts[self.domain]
+        is_agent, task = kind.name == "agent", self.task
+        return [
+            Entities(
+                kind.name,
+                count,
+                kind.color,
+                task.size,
+                movable=is_agent or kind.script is not None,
+                collide=task.contacts or (task.newcomers_collide and is_agent and new),
+                max_speed=1.3 if is_agent else 1.0,
+                mass=MASS,
+                acceleration=task.force if is_agent else 0.0,
+                signal=kind.name != "decoy",
+            )
+            for new, count in ((False, high), (True, arrivals))
+        ]
+
+    @override
+    def place(self, rows: Tensor, keys: Tensor) -> None:
+        task, start = self.task, 0
+        state = torch.zeros_like(self.state[rows])
+        lives = torch.full_like(self._lives[rows], NEVER)
+        groups: list[tuple[range, Tensor]] = []
+        for kind in task.kinds:
+            low, high, arrivals = kind.counts[self.domain]
+            first = self._slices[kind.name].start
+            slots = range(first, first + high)
+            newcomers = range(slots.stop, slots.stop + arrivals)
+            # Numbers and times, then places of newcomers, then those of the start.
+            parts = [2, arrivals, 2 * arrivals, 2 * TRIES * high]
+            numbers = self.sample_uniform(keys, sum(parts), start)
+            start += sum(parts)
+            counts, times, edges, tries = numbers.split(parts, 1)
+            begins = between(counts[:, :1], low, high)
+            number = between(counts[:, 1:], min(arrivals, 1), arrivals)
+            steps = between(times, self.margin, self.max_steps - 1 - self.margin)
+            # The clock is 1 after the first step, so what is due at 0 never comes.
+            steps = steps.masked_fill(steps == 0, NEVER)
+            there, due = (
+                torch.arange(len(part), device=self.device)
+                for part in (slots, newcomers)
+            )
+            lives[:, slots, 0] = torch.where(there < begins, 0, NEVER)
+            lives[:, newcomers, 0] = torch.where(due < number, steps, NEVER)
+            where, size = kind.arrival
+            points = PLACES[where](edges.view(len(rows), arrivals, 2))
+            state[:, newcomers, :2] = size * task.boundary * points
+            places = kind.start(tries.view(len(rows), high, TRIES, 2)) * task.boundary
+            if task.spaced == "all" and groups:
+                earlier, candidates = groups[0]
+                both = torch.cat((candidates, places), 1)
+                groups = [([*earlier, *slots], both)]  # type: ignore[list-item]
+            else:
+                groups.append((slots, places))
+        for group, candidates in groups:
+            reach = 0 if task.spaced == "no" else 2 * task.size
+            # `lives` tells which of the places an episode uses.
+            used = lives[:, group, 0] == 0
+            state[:, group, :2] = spaced(candidates, used, reach)
+        self.state[rows], self._lives[rows] = state, lives
+
+    @property
+    def _lives(self) -> Tensor:
+        assert self.lives is not None
+        return self.lives
+
+    @override
+    def advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        forces = [self._steering["agent"].forces(actions["agent"])]
+        for kind in self._scripted:
+            assert kind.script is not None
+            forces.append(kind.script(self, kind.name))
+        self.integrate(torch.cat(forces, 1))
+        reward = self.task.reward(self)[:, None]
+        shared = reward.expand(-1, self.groups["agent"].num_agents)
+        return {"agent": self.fill_absent(shared, "agent", 1, 0)}, self._never
+
+    @override
+    def observe(self) -> dict[str, Tokens]:
+        observed = super().observe()["agent"]
+        observed.features[:, :, 0] = self.state[:, self._slices["agent"]]
+        return {"agent": observed}
+
+    @override
+    def glyphs(
+        self, tokens: Tokens, index: int, *, group: str, agent: int, size: int
+    ) -> Glyphs:
+        is_self = (tokens.types == SELF_TYPE)[:, None]
+        # Its own token holds the observer's place, not the way to it.
+        features = tokens.features
+        shift = torch.where(is_self, self.state[index, agent].to(features), 0)
+        relative = tokens._replace(features=features - shift)
+        return super().glyphs(relative, index, group=group, agent=agent, size=size)
+
+    def away(self, kind: str, other: str) -> Tensor:
+        """Return the way from each of a kind to each other ``(num_envs, n, m, 2)``."""
+        return self._positions[other][:, None] - self._positions[kind][:, :, None]
+
+    def distances(self, kind: str, other: str) -> Tensor:
+        """Return ``(num_envs, n, m)`` distances; infinite to those that are absent."""
+        away = self.away(kind, other)
+        distance = torch.hypot(away[..., 0], away[..., 1])
+        return self.fill_absent(distance, other, 2, torch.inf)
+
+    def gaps(self, kind: str, other: str) -> Tensor:
+        """Return distances from edge to edge, negative where discs overlap."""
+        return self.distances(kind, other) - 2 * self.task.size
+
+    def nearest(self, kind: str, other: str) -> Tensor:
+        """Return each one's smallest gap to another kind, 0 for the absent."""
+        return self.fill_absent(self.gaps(kind, other).amin(2), kind, 1, 0)
+
+    def count(self, kind: str) -> Tensor:
+        """Return how many of a kind are there, ``(num_envs,)`` int64."""
+        return self.present[:, self._slices[kind]].sum(1)
+
+    def velocity(self, kind: str) -> Tensor:
+        """Return the velocities of a kind, ``(num_envs, n, 2)``."""
+        return self.state[:, self._slices[kind], 2:]
+
+
+def spaced(candidates: Tensor, used: Tensor, reach: float) -> Tensor:
+    """Choose each disc's first place that no earlier disc touches, or its last one.
+
+    Args:
+        candidates: ``(k, n, tries, 2)``.
+        used: ``(k, n)`` bool, discs that count.
+        reach: distance up to which two touch.
+
+    Returns:
+        ``(k, n, 2)``.
+    """
+    rows = torch.arange(len(candidates), device=candidates.device)
+    places: list[Tensor] = []
+    for number, tries in enumerate(candidates.unbind(1)):
+        free = torch.zeros_like(tries[..., 0], dtype=torch.bool)
+        if number:
+            away = tries[:, :, None] - torch.stack(places, 1)[:, None]
+            near = torch.hypot(away[..., 0], away[..., 1]) <= reach
+            free = ~(near & used[:, None, :number]).any(-1)
+        else:
+            free = ~free
+        free[:, -1] = True
+        places.append(tries[rows, free.byte().argmax(1)])
+    return torch.stack(places, 1)
+
+
+# Starts
+
+
+def box(side: float) -> Callable[[Tensor], Tensor]:
+    """Return the starts in a square of this half side around the origin."""
+    return lambda numbers: (2 * numbers - 1) * side
+
+
+def corner(numbers: Tensor) -> Tensor:
+    """Return starts in the upper left corner, a fifth of the square's side long."""
+    place = 0.6 + 0.4 * numbers
+    return torch.stack((-place[..., 0], place[..., 1]), -1)
+
+
+def outside(numbers: Tensor) -> Tensor:
+    """Return starts whose coordinates are both beyond a quarter of the half side."""
+    signed = 2 * numbers - 1
+    return signed.sign() * (0.25 + 0.75 * signed.abs())
+
+
+# Scripts
+
+
+def drive(displacement: Tensor, velocity: Tensor) -> Tensor:
+    r"""Return forces of a length of at most 1 that aim at a displacement d in a step.
+
+    .. math:: F = d / dt - (2 - damping)\,v, \quad \lVert F \rVert \le 1
+    """
+    force = displacement / DT - (2 - DAMPING) * velocity
+    length = torch.linalg.vector_norm(force, dim=-1, keepdim=True)
+    return torch.where(length > 1, normalize(force, dim=-1), force)
+
+
+def _nearest_agent(env: MPEv2, kind: str) -> tuple[Tensor, Tensor]:
+    """Return each one's way to the nearest agent, and the distance."""
+    distance, index = env.distances(kind, "agent").min(2, keepdim=True)
+    away = env.away(kind, "agent")
+    return away.gather(2, index[..., None].expand(-1, -1, 1, 2))[:, :, 0], distance
+
+
+def chase(env: MPEv2, kind: str) -> Tensor:
+    """Chase the nearest agent."""
+    return drive(_nearest_agent(env, kind)[0], env.velocity(kind))
+
+
+def flee(env: MPEv2, kind: str) -> Tensor:
+    """Flee a near agent, else go anywhere, and stay inside the boundary."""
+    way, distance = _nearest_agent(env, kind)
+    anywhere = 2 * env.dynamics.next().view(way.shape) - 1
+    way = torch.where(distance < FLIGHT, -way, anywhere)
+    place, velocity = env._positions[kind], env.velocity(kind)
+    following, side = place + DT * velocity, env.task.boundary
+    edge = following.sign() * side
+    return drive(torch.where(following.abs() > side, edge - place, way), velocity)
+
+
+def follow(env: MPEv2, kind: str) -> Tensor:
+    """Go, all of them, to the landmark that is nearest to the agents together."""
+    landmarks = [env._positions[name] for name in ("target", "decoy")]
+    sums = [
+        env.fill_absent(
+            env.fill_absent(env.distances("agent", name), "agent", 1, 0).sum(1),
+            *(name, 1, torch.inf),
+        )
+        for name in ("target", "decoy")
+    ]
+    goal = torch.cat(sums, 1).argmin(1)[:, None, None].expand(-1, 1, 2)
+    places = torch.cat(landmarks, 1).gather(1, goal)
+    return drive(places - env._positions[kind], env.velocity(kind))
+
+
+def wander(env: MPEv2, kind: str) -> Tensor:
+    """Go to the goal; without one stay."""
+    assert isinstance(env, Guard)
+    return drive(env.way_to_goals(), env.velocity(kind))
+
+
+# Rewards
+
+
+def _penalty(env: MPEv2) -> Tensor:
+    """Return the agents' penalty of leaving the square, summed."""
+    reach = env._positions["agent"].abs().amax(-1)
+    penalty = -torch.pow(5.0, reach - BORDER).clamp(max=25)
+    penalty = torch.where(reach > env.task.boundary, penalty, 0)
+    return env.fill_absent(penalty, "agent", 1, 0).sum(1)
+
+
+def _touches(env: MPEv2, kind: str) -> Tensor:
+    """Return the pairs of a kind and an agent that touch, ``(num_envs, n)``."""
+    touching = env.gaps(kind, "agent") <= 0
+    return env.fill_absent(touching, kind, 1, False).sum(2)
+
+
+def _spread_reward(env: MPEv2) -> Tensor:
+    return -env.nearest("target", "agent").sum(1)
+
+
+def _tag_reward(env: MPEv2) -> Tensor:
+    return _penalty(env) - 2 * _touches(env, "adversary").sum(1)
+
+
+def _guard_reward(env: MPEv2) -> Tensor:
+    gaps = env.gaps("target", "agent").sort(2).values
+    agents, targets = env.count("agent"), env.count("target")
+    # The number of guards of each target, rounded up.
+    guards = ((agents + targets - 1) // targets)[:, None, None]
+    counts = torch.arange(gaps.shape[2], device=gaps.device) < guards
+    distance = torch.where(counts, gaps, 0).sum(2) + 5 * _touches(env, "target")
+    return -env.fill_absent(distance, "target", 1, 0).sum(1)
+
+
+def _adversary_reward(env: MPEv2) -> Tensor:
+    near = env.nearest("target", "adversary") - env.nearest("target", "agent")
+    return near.sum(1)
+
+
+def _repel_reward(env: MPEv2) -> Tensor:
+    return _penalty(env) + env.nearest("adversary", "agent").sum(1)
+
+
+def _hunt_reward(env: MPEv2) -> Tensor:
+    hunted = env.nearest("adversary", "agent").sum(1) / env.count("adversary")
+    return -hunted - env.nearest("agent", "adversary").sum(1) / env.count("agent")
+
+
+# Tasks
+
+FEW, MANY = Count(1, 3, 1), Count(5, 5, 0)
+MORE = Count(5, 5, 2)
+AGENTS, OTHERS = (FEW, MORE, MANY), (FEW, MANY, MORE)
+LANDMARKS = (Count(1, 2, 1),) * 3
+
+SPREAD = TeamTask(
+    boundary=1.0,
+    force=1.5,
+    kinds=(
+        Kind("agent", GREEN, AGENTS, box(1)),
+        Kind("target", OBSTACLE, OTHERS, box(1), ("disc", 0.8)),
+    ),
+    reward=_spread_reward,
+    size=0.04,
+    contacts=False,
+    newcomers_collide=True,
+    spaced="kinds",
+)
+TAG = TeamTask(
+    boundary=2.0,
+    force=4.0,
+    kinds=(
+        Kind("agent", GREEN, AGENTS, box(1 / 4)),
+        Kind("adversary", PURPLE, OTHERS, corner, script=chase),
+    ),
+    reward=_tag_reward,
+)
+GUARD = TeamTask(
+    boundary=2.0,
+    force=4.0,
+    kinds=(
+        Kind("agent", GREEN, (FEW, Count(5, 5, 3), MANY), box(1)),
+        Kind(
+            "target",
+            BLUE,
+            (Count(1, 2, 1), Count(4, 4, 0), Count(4, 4, 2)),
+            box(1 / 2),
+            script=wander,
+        ),
+    ),
+    reward=_guard_reward,
+)
+ADVERSARY = TeamTask(
+    boundary=1.3,
+    force=1.5,
+    kinds=(
+        Kind("agent", GREEN, AGENTS, box(1), ("edge", 1.0)),
+        Kind("adversary", PURPLE, OTHERS, box(1), ("edge", 1.0), script=follow),
+        Kind("target", OBSTACLE, LANDMARKS, box(1), ("square", 1.0)),
+        Kind("decoy", VERMILION, LANDMARKS, box(1), ("square", 1.0)),
+    ),
+    reward=_adversary_reward,
+    contacts=False,
+    spaced="no",
+)
+REPEL = TeamTask(
+    boundary=2.5,
+    force=4.0,
+    kinds=(
+        Kind("agent", GREEN, AGENTS, box(1)),
+        Kind("adversary", PURPLE, OTHERS, box(0.2 / 2.5), script=chase),
+    ),
+    reward=_repel_reward,
+)
+HUNT = TeamTask(
+    boundary=2.0,
+    force=3.0,
+    kinds=(
+        Kind("agent", GREEN, AGENTS, outside),
+        Kind("adversary", PURPLE, OTHERS, box(1 / 4), script=flee, random_numbers=2),
+    ),
+    reward=_hunt_reward,
+)
+
+
+class Spread(MPEv2):
+    r"""MPEv2's spread: agents cover targets, while more of both arrive.
+
+    The reward of the team is the sum over targets of the negative gap between the
+    target and the nearest agent; a gap is the distance of the centres less both radii.
+
+    Targets rest. An agent's force is 1.5. Nothing collides, but agents that arrive with
+    each other.
+
+    docs/mpev2.md says what all six tasks share.
+    """
+
+    task = SPREAD
+
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        max_steps: Episodes = 100,
+        **options: Unpack[MPEv2Options],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **options)
+
+
+class Tag(MPEv2):
+    r"""Agents evade adversaries that chase the nearest one, and stay in the square.
+
+    The reward of the team after a step is
+
+    .. math:: r = \sum_a out(a) - 2\,\#\{(v, a): v \text{ touches } a\}, \quad
+        out(a) = -\min(5^{\max(|x_a|, |y_a|) - 2}, 25)
+
+    over agents a and adversaries v, where out is 0 within the square of half side 2.
+    Agents start in the middle, adversaries in the upper left corner; newcomers appear
+    at the edge. An agent's force is 4.
+
+    docs/mpev2.md says what all six tasks share.
+    """
+
+    task = TAG
+
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        max_steps: Episodes = 200,
+        **options: Unpack[MPEv2Options],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **options)
+
+
+class Guard(MPEv2):
+    r"""Agents guard targets that wander, each by several agents, without touching them.
+
+    The reward of the team after a step is
+
+    .. math:: r = -\sum_t \Bigl[ \sum_{a \in N_i(t)} gap(a, t)
+        + 5\,\#\{a: a \text{ touches } t\} \Bigr]
+
+    over targets t, with N the i agents nearest to it and i the number of agents for
+    each target, rounded up. A target goes to a goal that is drawn every 51 steps, near
+    it; one that arrives rests until the next draw. An agent's force is 4.
+
+    docs/mpev2.md says what all six tasks share.
+    """
+
+    state_names = ("state", "goal_places")
+    task = GUARD
+
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        max_steps: Episodes = 200,
+        **options: Unpack[MPEv2Options],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **options)
+
+    goal_places: Tensor
+    """``(num_envs, targets, 2)``: where each target goes, once there has been a draw
+    since it came."""
+
+    @override
+    def place(self, rows: Tensor, keys: Tensor) -> None:
+        super().place(rows, keys)
+        if not hasattr(self, "goal_places"):
+            self.goal_places = torch.zeros_like(self._positions["target"])
+
+    def _has_goal(self) -> Tensor:
+        """Return ``(num_envs, targets)`` bool."""
+        last_draw = self.steps - (self.steps - 1) % GOAL_STEPS
+        return self._lives[:, self._slices["target"], 0] < last_draw[:, None]
+
+    def way_to_goals(self) -> Tensor:
+        """Draw goals where it is time, and return the ways ``(num_envs, n, 2)``."""
+        place = self._positions["target"]
+        draws = self.steps % GOAL_STEPS == 1
+        if not may_read(draws) or draws.any():
+            self._draw_goals(draws)
+        way = self.goal_places - place
+        return torch.where(self._has_goal()[..., None], way, 0)
+
+    def _draw_goals(self, where: Tensor) -> None:
+        place = self._positions["target"]
+        keys = stream_keys(self.seed, self.env_ids, self.episodes, Purpose.DYNAMICS, 1)
+        count = place.shape[1] * GOAL_TRIES * 2
+        first = self.steps[:, None] // GOAL_STEPS * count
+        numbers = uniform(keys, count, first).to(self.dtype)
+        shift = GOAL_SHIFT * (2 * numbers.view(-1, place.shape[1], GOAL_TRIES, 2) - 1)
+        tries = (place[:, :, None] + shift).clamp(-GOAL_BOUND, GOAL_BOUND)
+        drawn = spaced(tries, self._has_goal(), GOAL_DISTANCE)
+        self.goal_places = torch.where(where[:, None, None], drawn, self.goal_places)
+
+    @override
+    def goals(self) -> Tensor:
+        # Without a goal the mark lies under the first target.
+        first = self._positions["target"][:, :1]
+        return torch.where(self._has_goal()[..., None], self.goal_places, first)
+
+
+class Adversary(MPEv2):
+    r"""Agents cover targets among decoys, and lead adversaries away from them.
+
+    The reward of the team after a step is
+
+    .. math:: r = \sum_t \bigl[ \min_v gap(v, t) - \min_a gap(a, t) \bigr]
+
+    over targets t, adversaries v and agents a. All adversaries go to the one target or
+    decoy with the smallest sum of distances to the agents, so they follow the team.
+    Nothing collides. An agent's force is 1.5.
+
+    docs/mpev2.md says what all six tasks share.
+    """
+
+    task = ADVERSARY
+
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        max_steps: Episodes = 150,
+        **options: Unpack[MPEv2Options],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **options)
+
+
+class Repel(MPEv2):
+    r"""Agents keep away from adversaries that chase them, and stay in the square.
+
+    The reward of the team after a step is
+
+    .. math:: r = \sum_a out(a) + \sum_v \min_a gap(a, v), \quad
+        out(a) = -\min(5^{\max(|x_a|, |y_a|) - 2}, 25)
+
+    over agents a and adversaries v, where out is 0 within the square of half side 2.5,
+    at whose edge it jumps to -2.24. Adversaries start in the middle. An agent's force
+    is 4.
+
+    docs/mpev2.md says what all six tasks share.
+    """
+
+    task = REPEL
+
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        max_steps: Episodes = 150,
+        **options: Unpack[MPEv2Options],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **options)
+
+
+class Hunt(MPEv2):
+    r"""Agents hunt adversaries that flee the nearest one.
+
+    The reward of the team after a step is the negative mean over adversaries of the gap
+    to the nearest agent, less the mean over agents of the gap to the nearest adversary.
+    An adversary flees an agent that is nearer than 1, goes anywhere else, and turns
+    back at the edge of the square of half side 2. An agent's force is 3.
+
+    docs/mpev2.md says what all six tasks share.
+    """
+
+    task = HUNT
+
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        max_steps: Episodes = 200,
+        **options: Unpack[MPEv2Options],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **options)

@@ -1,0 +1,222 @@
+"""Scripted agents of MPEv2's tasks: anchors of its tables, not optima."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+from typing_extensions import override
+
+from marl_pool.envs.particles import mpev2
+from marl_pool.envs.particles.heuristics import LEAD, ForceHeuristic
+from marl_pool.envs.particles.mpev2 import MASS, TeamTask
+from marl_pool.envs.particles.physics import DAMPING, DIRECTIONS, DT
+from marl_pool.tokens import Tokens
+
+FORESIGHT = 12
+"""Steps for which an evading agent imagines each choice."""
+
+
+FAR = 100.0
+"""Cost of leaving an agent without an entity, above all distances."""
+
+
+class PairingScript(ForceHeuristic):
+    """Go to an entity that no other agent is to reach, by a dead-beat force.
+
+    Agents and entities are paired anew in each step, with the least sum of distances.
+    All agents see the same set, so each of them finds the same pairs. An agent without
+    one goes to the nearest.
+    """
+
+    task: ClassVar[TeamTask]
+    goal: ClassVar[str] = "target"
+    """Kind of the entities."""
+    standoff: ClassVar[float] = 0.0
+    """Distance from the entity to keep."""
+    most_rounds: ClassVar[int] = 1
+    """Most agents that an entity may have."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.acceleration = cls.task.force
+        names = ("self", *(kind.name for kind in cls.task.kinds))
+        cls.types = {name: number for number, name in enumerate(names)}
+        slots = {
+            kind.name: max(count.high + count.arrivals for count in kind.counts)
+            for kind in cls.task.kinds
+        }
+        cls.most = slots["agent"], slots[cls.goal]
+
+    types: ClassVar[dict[str, int]]
+    """Number of each type."""
+    most: ClassVar[tuple[int, int]]
+    """Most agents and entities that are paired."""
+
+    def rounds(self, agents: Tensor, goals: Tensor) -> Tensor:
+        """Return how many agents ``(*B,)`` an entity may have, of both numbers."""
+        return torch.ones_like(agents)
+
+    @override
+    def force(self, tokens: Tokens) -> Tensor:
+        # Ways from the observer, whose own token comes first.
+        ways = tokens.features.clone()
+        ways[..., 0, :] = 0
+        types, there = tokens.types, ~tokens.padding
+        is_agent = ((types == self.types["agent"]) | (types == 0)) & there
+        is_goal = (types == self.types[self.goal]) & there
+        agents, goals = (
+            mask.byte().argsort(dim=-1, descending=True, stable=True)[..., :most]
+            for mask, most in ((is_agent, self.most[0]), (is_goal, self.most[1]))
+        )
+        away = _at(ways, goals)[..., None, :, :2] - _at(ways, agents)[..., None, :2]
+        distance = torch.hypot(away[..., 0], away[..., 1])
+        unfit = ~(
+            is_agent.gather(-1, agents)[..., :, None]
+            & is_goal.gather(-1, goals)[..., None, :]
+        )
+        distance = distance.masked_fill(unfit, torch.inf)
+        rounds = self.rounds(is_agent.sum(-1), is_goal.sum(-1))
+        # The observer is the first of the agents.
+        nearest = goals.gather(-1, distance[..., 0, :].argmin(-1, keepdim=True))[..., 0]
+        goal = torch.full_like(types[..., 0], -1)
+        for number in range(self.most_rounds):
+            distance = distance.masked_fill(
+                (number >= rounds)[..., None, None], torch.inf
+            )
+            partner = least_pairs(distance)
+            column = partner[..., :1]
+            slot = goals.gather(-1, column.clamp(min=0)).masked_fill(column < 0, -1)
+            goal = torch.maximum(goal, slot[..., 0])
+            distance = distance.masked_fill((partner >= 0)[..., None], torch.inf)
+        has_goal = is_goal.any(-1, keepdim=True)
+        goal = torch.where(goal < 0, nearest, goal)
+        index = goal.clamp(min=0)[..., None, None].expand(*goal.shape, 1, 4)
+        target = ways.gather(-2, index)[..., 0, :]
+        place = target[..., :2] - self.standoff * normalize(target[..., :2], dim=-1)
+        velocity = target[..., 2:]
+        force = MASS * (place + LEAD * velocity) / DT**2
+        return torch.where(has_goal, force, 0)
+
+
+def _at(ways: Tensor, places: Tensor) -> Tensor:
+    return ways.gather(-2, places[..., None].expand(*places.shape, ways.shape[-1]))
+
+
+def least_pairs(distance: Tensor) -> Tensor:
+    """Pair as many rows and columns as can be, with the least sum of distances.
+
+    It is exact, by dynamic programming over the sets of columns (Held and Karp, 1962,
+    https://doi.org/10.1137/0110015), and takes steps in proportion to 2ᵐ.
+
+    Args:
+        distance: ``(*B, n, m)``, infinity for a pair that is not allowed.
+
+    Returns:
+        The column of each row, ``(*B, n)`` int64, -1 for a row without one.
+    """
+    num_rows, num_columns = distance.shape[-2:]
+    device, batch = distance.device, distance.shape[:-2]
+    cost = distance.clamp(max=FAR).view(-1, num_rows, num_columns)
+    bits = 1 << torch.arange(num_columns, device=device)
+    chosen = torch.arange(1 << num_columns, device=device)
+    has_column = (chosen[:, None] & bits) > 0
+    before = chosen[:, None] ^ bits
+    # The least cost of the rows so far, for each set of columns that they use.
+    least = cost.new_full((len(cost), len(chosen)), torch.inf)
+    least[:, 0] = 0
+    decisions = []
+    for row in range(num_rows):
+        pairs = least[:, before] + cost[:, row, None]
+        pairs = pairs.masked_fill(~has_column, torch.inf)
+        options = torch.cat((least[..., None] + FAR, pairs), -1)
+        least, decision = options.min(-1)
+        decisions.append(decision)
+    columns = least.argmin(-1, keepdim=True)
+    partner = []
+    steps = torch.cat((bits.new_zeros(1), bits))
+    for decision in reversed(decisions):
+        option = decision.gather(1, columns)
+        partner.append(option - 1)
+        columns = columns ^ steps[option]
+    pairs = torch.cat(partner[::-1], 1).view(*batch, num_rows)
+    length = distance.gather(-1, pairs.clamp(min=0)[..., None])[..., 0]
+    return pairs.masked_fill(~length.isfinite(), -1)
+
+
+class SpreadScript(PairingScript):
+    """Cover the targets, each by one agent."""
+
+    task = mpev2.SPREAD
+
+
+class AdversaryScript(PairingScript):
+    """Cover the targets, each by one agent."""
+
+    task = mpev2.ADVERSARY
+
+
+class HuntScript(PairingScript):
+    """Hunt the adversaries, each by one agent."""
+
+    task, goal = mpev2.HUNT, "adversary"
+
+
+class GuardScript(PairingScript):
+    """Guard the targets, each by as many agents as count, from a small distance."""
+
+    task, standoff, most_rounds = mpev2.GUARD, 0.14, 4
+
+    @override
+    def rounds(self, agents: Tensor, goals: Tensor) -> Tensor:
+        return (agents + goals - 1) // goals.clamp(min=1)
+
+
+class EvadingScript(ForceHeuristic):
+    """Of the five choices, take the one that leads farthest from the adversaries.
+
+    Each is imagined for twelve steps, in which the adversaries rest. A choice that ends
+    outside the square loses against all that end inside.
+    """
+
+    task: ClassVar[TeamTask]
+    nearest: ClassVar[bool]
+    """True to measure the distance to the nearest adversary, False for the mean."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.acceleration = cls.task.force
+
+    @override
+    def force(self, tokens: Tokens) -> Tensor:
+        own = tokens.features[..., 0, :]
+        pushes = own.new_tensor(DIRECTIONS) * self.acceleration
+        shift = torch.zeros_like(own[..., None, :2]) + 0 * pushes
+        velocity = own[..., None, 2:].expand_as(shift)
+        for _ in range(FORESIGHT):
+            shift = shift + DT * velocity
+            velocity = (1 - DAMPING) * velocity + DT / MASS * pushes
+        missing = (tokens.types != 2) | tokens.padding
+        away = tokens.features[..., None, :, :2] - shift[..., None, :]
+        distance = torch.hypot(away[..., 0], away[..., 1])
+        if self.nearest:
+            score = distance.masked_fill(missing[..., None, :], torch.inf).amin(-1)
+        else:
+            count = (~missing).sum(-1).clamp(min=1)
+            score = distance.masked_fill(missing[..., None, :], 0).sum(-1)
+            score = score / count[..., None]
+        beyond = (own[..., None, :2] + shift).abs().amax(-1) - self.task.boundary
+        score = score - 1e3 * beyond.clamp(min=0)
+        return pushes[score.argmax(-1)]
+
+
+class TagScript(EvadingScript):
+    """Keep away from the nearest adversary."""
+
+    task, nearest = mpev2.TAG, True
+
+
+class RepelScript(EvadingScript):
+    """Keep away from the adversaries."""
+
+    task, nearest = mpev2.REPEL, False

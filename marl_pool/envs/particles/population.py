@@ -1,0 +1,277 @@
+"""Entities that come and go in an episode: rules, and the lives that they give."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from marl_pool.options.names import unknown
+from marl_pool.options.signatures import check_settings
+from marl_pool.options.types import AtMost, NonNegativeInt, PositiveFloat, PositiveInt
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import uniform
+
+if TYPE_CHECKING:
+    from marl_pool.envs.particles.physics import Entities
+
+NEVER = 1 << 40
+"""Step that no episode reaches."""
+MOST_NEWCOMERS = 16_384
+"""Entities that may arrive in an episode."""
+
+Rules = Sequence[Mapping[str, Any]]
+"""Option that lists rules, each a mapping of `Arrival`'s or `Departure`'s fields."""
+Step = Annotated[
+    PositiveInt | tuple[PositiveInt, PositiveInt],
+    Field(description="an integer >= 1, or two: [low, high]"),
+]
+Number = Annotated[
+    NonNegativeInt | tuple[NonNegativeInt, NonNegativeInt],
+    Field(description="an integer >= 0, or two: [low, high]"),
+    AtMost(MOST_NEWCOMERS),
+]
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Rule by which entities of the start leave."""
+
+    _: KW_ONLY
+    step: Step
+    """Steps of the episode after which an entity is gone; of two, each entity samples
+    its own between them."""
+    type: str | None = None
+    """Type of the entities, or None for the first group of agents."""
+    count: Number = 1
+    """Number of entities; of two, each episode samples its own between them."""
+
+
+@dataclass(frozen=True)
+class Arrival(Departure):
+    """Rule by which new entities, at rest, join those of the start."""
+
+    where: Literal["edge", "square", "disc"] = "edge"
+    """Where they appear, uniformly: along the edge of a square around the origin, in
+    it, or in a disc."""
+    radius: PositiveFloat | None = None
+    """Half the side of the square, or the radius of the disc; None for nine tenths of
+    the half side of the picture."""
+
+
+def _edge(numbers: Tensor) -> Tensor:
+    side = numbers[..., 0].mul(4).long()
+    along, end = 2 * numbers[..., 1] - 1, 2.0 * (side % 2) - 1
+    upright = side < 2
+    x, y = torch.where(upright, end, along), torch.where(upright, along, end)
+    return torch.stack((x, y), -1)
+
+
+def _square(numbers: Tensor) -> Tensor:
+    return 2 * numbers - 1
+
+
+def _disc(numbers: Tensor) -> Tensor:
+    length, angle = numbers[..., :1].sqrt(), 2 * math.pi * numbers[..., 1:]
+    return length * torch.cat((torch.cos(angle), torch.sin(angle)), -1)
+
+
+PLACES: dict[str, Callable[[Tensor], Tensor]] = {
+    "edge": _edge,
+    "square": _square,
+    "disc": _disc,
+}
+"""Points ``(*B, 2)`` of size 1 from uniform numbers ``(*B, 2)``."""
+
+
+def between(numbers: Tensor, low: int, high: int) -> Tensor:
+    """Convert numbers in (0, 1) to integers from ``low`` to ``high``, both included."""
+    return numbers.mul(high - low + 1).long().clamp(max=high - low) + low
+
+
+AnyRule = TypeVar("AnyRule", bound=Departure)
+
+
+class _Newcomers(NamedTuple):
+    """The slots of a rule's entities."""
+
+    rule: Arrival
+    slots: range
+
+
+class _Leavers(NamedTuple):
+    """The slots of which some leave, and how many leave by rules before this one."""
+
+    rule: Departure
+    slots: tuple[int, ...]
+    before: int
+
+
+class EntityLives:
+    """Lives of the entities of each episode, by rules.
+
+    Every entity that may arrive has a slot, after those of its kind that are there at
+    the start. Its life is two steps: that from which it is in the world, and that from
+    which it is gone, `NEVER` if that does not happen.
+
+    Args:
+        entities: the kinds at the start.
+        learners: the kinds that are groups of agents.
+        arrivals: mappings of the fields of `Arrival`.
+        departures: mappings of the fields of `Departure`.
+        max_steps: steps of an episode.
+        radius: default of `Arrival.radius`.
+
+    Attributes:
+        entities: the kinds with all slots.
+        starting: slots of the entities of the start, in their order.
+
+    Raises:
+        InputError: a field that is wrong, an unknown type, a step that no episode
+            reaches, more than leave than there are, or too many newcomers. Of agents
+            and of `Entities.signal` types one entity has to stay.
+    """
+
+    def __init__(
+        self,
+        entities: Sequence["Entities"],
+        learners: Sequence[str],
+        arrivals: Rules,
+        departures: Rules,
+        max_steps: int,
+        radius: float,
+    ) -> None:
+        kinds = list(dict.fromkeys(kind.kind for kind in entities))
+        default = learners[0] if learners else kinds[0]
+        coming = [
+            _rule(Arrival, f"env.arrivals[{number}]", rule, kinds, default, max_steps)
+            for number, rule in enumerate(arrivals)
+        ]
+        going = [
+            _rule(
+                Departure, f"env.departures[{number}]", rule, kinds, default, max_steps
+            )
+            for number, rule in enumerate(departures)
+        ]
+        if (total := sum(_span(rule.count)[1] for rule in coming)) > MOST_NEWCOMERS:
+            raise InputError(
+                f"env.arrivals: expected at most {MOST_NEWCOMERS:,} entities in all, "
+                f"got {total:,}"
+            )
+        self.radius, self._newcomers = radius, list[_Newcomers]()
+        self.entities: list[Entities] = []
+        self.starting: list[int] = []
+        by_kind: dict[str, list[int]] = {kind: [] for kind in kinds}
+        slot = 0
+        for number, part in enumerate(entities):
+            slots = range(slot, slot + part.count)
+            slot = slots.stop
+            self.entities.append(part)
+            self.starting += slots
+            by_kind[part.kind] += slots
+            if part.kind in (other.kind for other in entities[number + 1 :]):
+                continue
+            for rule in (rule for rule in coming if rule.type == part.kind):
+                most = _span(rule.count)[1]
+                self.entities.append(replace(part, count=most))
+                self._newcomers.append(_Newcomers(rule, range(slot, slot + most)))
+                slot += most
+        self._leavers = list(_leavers(entities, learners, going, by_kind))
+
+    def sample(self, keys: Tensor) -> tuple[Tensor, list[tuple[range, Tensor]]]:
+        """Sample the lives of episodes, and where newcomers appear.
+
+        Args:
+            keys: ``(k,)`` keys of random streams.
+
+        Returns:
+            Lives ``(k, entities, 2)`` int64, and for some slots points ``(k, n, 2)``.
+        """
+        shape = len(keys), sum(part.count for part in self.entities), 2
+        lives, places, start = keys.new_zeros(shape), [], 0
+        lives[..., 1] = NEVER
+        for arrival, slots in self._newcomers:
+            most = len(slots)
+            numbers = uniform(keys, 1 + 3 * most, start)
+            start += 1 + 3 * most
+            count = between(numbers[:, :1], *_span(arrival.count))
+            steps = between(numbers[:, 1 : 1 + most], *_span(arrival.step))
+            comes = torch.arange(most, device=keys.device) < count
+            lives[:, slots, 0] = torch.where(comes, steps, NEVER)
+            points = PLACES[arrival.where](
+                numbers[:, 1 + most :].view(len(keys), most, 2)
+            )
+            places.append((slots, points * (arrival.radius or self.radius)))
+        for rule, members, before in self._leavers:
+            # The order in which a kind's entities leave is the same for all rules.
+            order = uniform(keys, len(members), (1 + min(members)) << 24)
+            rank = order.argsort(1).argsort(1)
+            numbers = uniform(keys, 1 + len(members), start)
+            start += 1 + len(members)
+            leaving = rank - before
+            goes = (leaving >= 0) & (
+                leaving < between(numbers[:, :1], *_span(rule.count))
+            )
+            steps = between(numbers[:, 1:], *_span(rule.step))
+            ends = lives[:, members, 1]
+            lives[:, members, 1] = torch.where(goes, steps, ends)
+        return lives, places
+
+
+def _span(value: Any) -> tuple[int, int]:
+    """Return the lowest and the highest number of a range, or a number twice."""
+    low, high = value if isinstance(value, list | tuple) else (value, value)
+    return int(low), int(high)
+
+
+def _rule(
+    form: type[AnyRule],
+    key: str,
+    fields: Mapping[str, Any],
+    kinds: Sequence[str],
+    default: str,
+    max_steps: int,
+) -> AnyRule:
+    """Check a rule and name its type."""
+    rule = form(**check_settings(form, fields, key))
+    for name in ("step", "count"):
+        low, high = _span(getattr(rule, name))
+        if low > high:
+            raise InputError(
+                f"{key}.{name}: expected [low, high] with low <= high, got "
+                f"[{low}, {high}]"
+            )
+    if (last := _span(rule.step)[1]) >= max_steps:
+        raise InputError(
+            f"{key}.step: expected a step before the episode's end, below "
+            f"env.max_steps={max_steps}, got {last}"
+        )
+    if rule.type is not None and rule.type not in kinds:
+        raise InputError(f"{key}.type: {unknown('type', rule.type, kinds)}")
+    return replace(rule, type=rule.type or default)
+
+
+def _leavers(
+    entities: Sequence["Entities"],
+    learners: Sequence[str],
+    rules: Sequence[Departure],
+    by_kind: Mapping[str, Sequence[int]],
+) -> Iterator[_Leavers]:
+    staying = {part.kind for part in entities if part.signal} | set(learners)
+    gone = dict.fromkeys(by_kind, 0)
+    for rule in rules:
+        kind = str(rule.type)
+        slots, before = by_kind[kind], gone[kind]
+        gone[kind] += _span(rule.count)[1]
+        most = max(len(slots) - (kind in staying), 0)
+        if gone[kind] > most:
+            stays = ", so that one stays" if kind in staying else ""
+            raise InputError(
+                f"env.departures: expected at most {most} of {len(slots)} of type "
+                f"{kind!r} to leave{stays}, got {gone[kind]}"
+            )
+        if slots:
+            yield _Leavers(rule, tuple(slots), before)

@@ -1,0 +1,189 @@
+"""Train heads with PPO on MPEv2's tasks, and tabulate them in its other domains.
+
+    python scripts/mpev2_table.py --out DIR --heads ada mean --seeds 5
+    python scripts/mpev2_table.py --out DIR --anchors      # policies that learn nothing
+
+Each of the six tasks is trained in domain 0, and played in domain 1, with more agents,
+and domain 2, with more of the others: twelve splits, beside domain 0. Every row of
+DIR/results.csv is the mean over episodes of the sum of the team's rewards. What is in
+the file is not repeated, and a training that was interrupted continues, so the same
+command resumes. DIR/table.md has the mean over seeds, and their standard deviation.
+"""
+
+import argparse
+import csv
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import NamedTuple
+
+import torch
+from markdown_tables import markdown_table
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool import load_policy
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import AgentGroup
+from marl_pool.envs.particles.mpev2 import MARGIN
+from marl_pool.envs.scripted import HEURISTIC, RANDOM, Heuristic, scripted_policy
+from marl_pool.policies.base import Policy
+from marl_pool.rollout import Rollout
+from marl_pool.tokens import Tokens
+from marl_pool.utils.randomness import EVALUATION_ENVS
+
+TASKS = ("spread", "tag", "guard", "adversary", "repel", "hunt")
+DOMAINS = (0, 1, 2)
+NO_OP = "no-op"
+COLUMNS = ("task", "head", "critic", "seed", "domain", "episodes", "mean", "error")
+
+
+class Trial(NamedTuple):
+    """A policy of a task: a head and a critic that are trained, or one by name."""
+
+    task: str
+    head: str
+    critic: str = ""
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Folder of its training."""
+        return "-".join(map(str, self))
+
+    @property
+    def env(self) -> str:
+        """Name of the environment."""
+        return f"mpev2_{self.task}"
+
+
+class Rest(Heuristic):
+    """The choice to do nothing."""
+
+    @override
+    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        choices = torch.zeros_like(tokens.types[..., 0])
+        return choices, choices[..., None].float()
+
+
+def train(trial: Trial, out: Path, steps: int, extra: Sequence[str]) -> Policy:
+    """Train a policy, or continue its training, and load it."""
+    folder = out / "runs" / trial.name
+    words = [f"env={trial.env}", f"pooling={trial.head}", f"seed={trial.seed}"]
+    # `critic=own` is the default, whether or not there are others.
+    words += [f"critic={trial.critic}"] if trial.critic != "own" else []
+    words += ["ppo=fast_mpev2", "encoder=transformer", f"total_steps={steps}"]
+    command = [sys.executable, "-m", "marl_pool", "train", *words, *extra]
+    with (out / f"{trial.name}.log").open("a") as log:
+        subprocess.run(
+            [*command, "--run-dir", str(folder), "--or-resume"],
+            check=True,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    return load_policy(folder / "policy")
+
+
+def policy_of(trial: Trial, group: AgentGroup) -> Policy:
+    """Return a policy that learns nothing."""
+    if trial.head == NO_OP:
+        return Rest()
+    return scripted_policy(trial.head, env=trial.env, role="agent", group=group)
+
+
+def team_returns(trial: Trial, policy: Policy, domain: int, episodes: int) -> Tensor:
+    """Play a policy in a domain, and return the sums of the team's rewards."""
+    env = make_batched_env(
+        trial.env,
+        episodes,
+        domain=domain,
+        margin=MARGIN,
+        first_env=EVALUATION_ENVS,
+    )
+    # The first agent is always there, and every agent receives the team's reward.
+    return Rollout(env, {"agent": policy}).episodes().returns["agent"][:, 0]
+
+
+def rows(trial: Trial, policy: Policy, episodes: int) -> Iterator[tuple[object, ...]]:
+    """Yield the results of a policy in each domain."""
+    for domain in DOMAINS:
+        returns = team_returns(trial, policy, domain, episodes)
+        error = returns.std() / episodes**0.5
+        numbers = f"{float(returns.mean()):.2f}", f"{float(error):.2f}"
+        yield *trial, domain, episodes, *numbers
+
+
+def table(results: list[dict[str, str]]) -> str:
+    """Tabulate the splits: a row for each policy, the mean ± deviation over seeds."""
+    places = [(task, domain) for task in TASKS for domain in DOMAINS]
+    means: dict[tuple[str, str], dict[tuple[str, int], list[float]]] = {}
+    for row in results:
+        cells = means.setdefault((row["head"], row["critic"]), {})
+        place = row["task"], int(row["domain"])
+        cells.setdefault(place, []).append(float(row["mean"]))
+    body = [
+        [head, critic, *(_cell(cells.get(place, [])) for place in places)]
+        for (head, critic), cells in means.items()
+    ]
+    return markdown_table(["head", "critic", *(f"{t} {d}" for t, d in places)], body)
+
+
+def _cell(values: list[float]) -> str:
+    if len(values) < 2:
+        return "".join(f"{value:.0f}" for value in values)
+    return f"{mean(values):.0f} ± {stdev(values):.0f}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train and play what is missing, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of results")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
+    parser.add_argument("--heads", nargs="+", default=[], help="pooling heads")
+    parser.add_argument("--critics", nargs="+", default=["own"])
+    parser.add_argument("--seeds", type=int, default=5, help="seeds of each training")
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--anchors", action="store_true", help="scripts as well")
+    parser.add_argument("overrides", nargs="*", help="as for marl-pool train")
+    chosen = parser.parse_args(arguments)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    file = chosen.out / "results.csv"
+    names = (NO_OP, RANDOM, HEURISTIC) if chosen.anchors else ()
+    anchors = [Trial(task, name) for task in chosen.tasks for name in names]
+    trained = [
+        Trial(task, head, critic, seed)
+        for seed in range(chosen.seeds)
+        for task in chosen.tasks
+        for critic in chosen.critics
+        for head in chosen.heads
+    ]
+    if not file.exists():
+        file.write_text(",".join(COLUMNS) + "\n")
+    for trial in (*anchors, *trained):
+        done = {tuple(row[key] for key in COLUMNS[:4]) for row in read(file)}
+        if tuple(map(str, trial)) in done:
+            continue
+        if trial.critic:
+            policy = train(trial, chosen.out, chosen.steps, chosen.overrides)
+        else:
+            (group,) = make_batched_env(trial.env, 1).groups.values()
+            policy = policy_of(trial, group)
+        lines = list(rows(trial, policy, chosen.episodes))
+        # All domains at once, so that what is there is complete.
+        with file.open("a", newline="") as stream:
+            csv.writer(stream, lineterminator="\n").writerows(lines)
+        print(*(f"{line[4]}: {line[6]} ± {line[7]}" for line in lines), trial.name)
+    (chosen.out / "table.md").write_text(table(read(file)) + "\n")
+
+
+def read(file: Path) -> list[dict[str, str]]:
+    """Read the rows of the results."""
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+if __name__ == "__main__":
+    main()
