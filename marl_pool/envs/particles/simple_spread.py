@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from typing import Unpack
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import Advance, EnvOptions
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE
-from marl_pool.envs.particles.physics import Entities, ParticleEnv
+from marl_pool.envs.particles.physics import Entities, ParticleEnv, distances
 from marl_pool.options.types import Episodes, Size, UnitInterval
 
 TYPE_NAMES = ("self", "landmark", "agent")
@@ -110,15 +109,9 @@ class SimpleSpread(ParticleEnv):
         self.integrate(self._steering["agent"].forces(actions["agent"]))
         agents, landmarks = self._positions["agent"], self._positions["landmark"]
         # Shared: how far the nearest agent is from each landmark.
-        nearest = _distances(landmarks, agents).amin(2).sum(1, keepdim=True)
+        nearest = distances(landmarks, agents).amin(2).sum(1, keepdim=True)
         # Own: the other agents that it touches; its distance to itself is 0.
-        touching = _distances(agents, agents) < 2 * AGENT_SIZE
+        touching = distances(agents, agents) < 2 * AGENT_SIZE
         collisions = touching.sum(2, dtype=self.dtype).sub_(1)
         reward = -(1 - self.local_ratio) * nearest - self.local_ratio * collisions
         return {"agent": reward}, self._never
-
-
-def _distances(places: Tensor, others: Tensor) -> Tensor:
-    """Return the distances ``(num_envs, n, m)`` of two sets of positions."""
-    away = places[:, :, None] - others[:, None]
-    return torch.hypot(away[..., 0], away[..., 1])
