@@ -151,7 +151,7 @@ class ParticleEnv(BatchedEnv):
         options: other arguments of `BatchedEnv`.
     """
 
-    state_names = ("state",)
+    state_names: ClassVar[tuple[str, ...]] = ("state",)
     type_names: ClassVar[tuple[str, ...]]
     """Names of the token types: self, and the kinds of entities."""
     feature_scale: ClassVar[float] = 1.0

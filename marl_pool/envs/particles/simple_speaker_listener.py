@@ -38,9 +38,10 @@ class SimpleSpeakerListener(SpeakingEnv):
 
     Args:
         num_landmarks: landmarks, and words.
-        continuous_actions: True for messages of numbers in [0, 1] and movements of five,
-            of which the second to fifth push left, right, down and up; False for
-            a choice of one word, and of no-op, left, right, down or up.
+        continuous_actions: True for numbers in [0, 1]: a message of one for each word,
+            and movements of five, of which the second to fifth push left, right, down
+            and up; False for a choice of one word, and of no-op, left, right, down or
+            up.
     """
 
     type_names = TYPE_NAMES

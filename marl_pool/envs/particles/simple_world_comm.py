@@ -1,6 +1,7 @@
 """Simple world with communication: a leader directs predators, prey eat and hide."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Unpack
 
 import torch
@@ -76,18 +77,21 @@ class SimpleWorldComm(SpeakingEnv):
         max_steps: Episodes = 25,
         **common: Unpack[EnvOptions],
     ) -> None:
-        predator = {
-            "size": SIZES["predator"],
-            "collide": True,
-            "acceleration": 3.0,
-            "max_speed": 1.0,
-        }
+        leader = Entities(
+            "leadadversary",
+            1,
+            VERMILION,
+            SIZES["predator"],
+            collide=True,
+            acceleration=3.0,
+            max_speed=1.0,
+        )
         unseen = dict.fromkeys(PREDATORS, VELOCITY)
         super().__init__(
             num_envs,
             entities=(
-                Entities("leadadversary", 1, VERMILION, **predator),
-                Entities("adversary", num_adversaries, PURPLE, **predator),
+                leader,
+                replace(leader, kind="adversary", count=num_adversaries, color=PURPLE),
                 Entities(
                     "agent",
                     num_agents,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from gymnasium import spaces
@@ -51,7 +51,7 @@ class SpeakingEnv(ParticleEnv):
         options: other arguments of `ParticleEnv`.
     """
 
-    state_names = ("state", "goal", "words")
+    state_names: ClassVar[tuple[str, ...]] = ("state", "goal", "words")
 
     goal: Tensor
     """``(num_envs, num_goals)`` int64: number of the landmark."""
