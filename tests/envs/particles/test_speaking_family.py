@@ -8,8 +8,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from marl_pool.envs import make_batched_env
+from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.particles.speaking import SpeakingEnv
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout
 
 VERSIONS = {
     "simple_speaker_listener": 4,
@@ -271,3 +273,34 @@ def test_a_copy_and_a_restored_env_continue_alike(name):
     for kind, tokens in env.observe().items():
         assert (copy.observe()[kind].features == tokens.features[[2, 0, 1]]).all()
         assert (restored.observe()[kind].features == tokens.features).all()
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize(
+    ("name", "group", "least"),
+    [
+        # An agent of mpe2 that knows the goal has -7.2, one at the centroid -15.3.
+        ("simple_speaker_listener", "listener", -10.0),
+        ("simple_reference", "agent", -14.0),
+        ("simple_adversary", "agent", 0.0),
+        ("simple_push", "agent", -14.0),
+    ],
+)
+def test_the_scripts_solve_the_tasks(name, group, least, continuous):
+    env = make_batched_env(name, 300, seed=1, continuous_actions=continuous)
+    scripts = {
+        kind: make_heuristic(name, agents, role=kind)
+        for kind, agents in env.groups.items()
+    }
+    returns = Rollout(env, scripts).episodes().returns[group]
+    assert float(returns.mean()) > least
+
+
+def test_random_actions_get_the_returns_of_mpe2():
+    # Measured on mpe2 with 3000 episodes.
+    env = make_batched_env("simple_speaker_listener", 2000, seed=1)
+    policies = {
+        kind: RandomPolicy(group.action_space) for kind, group in env.groups.items()
+    }
+    returns = Rollout(env, policies).episodes().returns["listener"]
+    assert float(returns.mean()) == pytest.approx(-39.8, abs=3)
