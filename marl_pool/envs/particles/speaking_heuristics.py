@@ -69,7 +69,8 @@ class ListenerHeuristic(ForceHeuristic):
         # A landmark's identity is as wide as there are landmarks; the message follows.
         count = int((tokens.types == self.landmark).sum(-1).max())
         heard = torch.where(is_speaker[..., None], marks[..., count:], 0.0).sum(-2)
-        word = one_hot(heard.argmax(-1), heard.shape[-1]).to(marks.dtype)[..., :count]
+        size = max(heard.shape[-1], count)
+        word = one_hot(heard.argmax(-1), size).to(marks.dtype)[..., :count]
         silent = ~(heard > 0).any(-1, keepdim=True)
         named = (marks[..., :count] * word[..., None, :]).sum(-1)
         weights = torch.where(silent, 1.0, named)
@@ -88,9 +89,12 @@ class ReferenceHeuristic(ListenerHeuristic):
         goal = marks[..., :count]
         if self.steering.continuous:
             message = torch.zeros_like(marks[..., count:])
-            message[..., :count] = goal[..., : message.shape[-1]]
+            size = min(count, message.shape[-1])
+            message[..., :size] = goal[..., :size]
             return torch.cat((move, message), -1), force
-        return move + len(DIRECTIONS) * goal.argmax(-1), force
+        # With fewer words than landmarks the last word stands for all the others.
+        word = goal.argmax(-1).clamp(max=marks.shape[-1] - count - 1)
+        return move + len(DIRECTIONS) * word, force
 
 
 def steer(tokens: Tokens, weights: Tensor) -> Tensor:

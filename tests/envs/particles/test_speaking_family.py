@@ -304,3 +304,12 @@ def test_random_actions_get_the_returns_of_mpe2():
     }
     returns = Rollout(env, policies).episodes().returns["listener"]
     assert float(returns.mean()) == pytest.approx(-39.8, abs=3)
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_scripts_play_with_fewer_words_than_landmarks(continuous):
+    options = {"num_words": 2, "num_landmarks": 5, "continuous_actions": continuous}
+    env = make_batched_env("simple_reference", 50, **options)
+    script = make_heuristic("simple_reference", env.groups["agent"])
+    returns = Rollout(env, {"agent": script}).episodes().returns["agent"]
+    assert float(returns.mean()) > -35
