@@ -141,15 +141,15 @@ class SimpleWorldComm(SpeakingEnv):
         marks[:, :, first : first + forests.stop - forests.start, 0] = sight
         marks[:, :, 0, 1:FEATURES] = self._positions[group]
         # The other agents are last; those in a forest are seen from inside it.
-        others = self._order[group][:, 1 + len(self.entities) - self.num_movable :]
+        neighbors = self._order[group][:, 1 + len(self.entities) - self.num_movable :]
         if group != "leadadversary":
-            seen = self._sees(inside)[:, agents].gather(
-                2, others.expand(self.num_envs, -1, -1)
+            visible = self._sees(inside)[:, agents].gather(
+                2, neighbors.expand(self.num_envs, -1, -1)
             )
-            features[:, :, -others.shape[1] :, :MOTION] *= seen[..., None]
+            features[:, :, -neighbors.shape[1] :, :MOTION] *= visible[..., None]
         if group in PREDATORS:
             # The leader's token is the first: its own, or the first of the others.
-            place = 0 if group == "leadadversary" else -others.shape[1]
+            place = 0 if group == "leadadversary" else -neighbors.shape[1]
             marks[:, :, place, FEATURES:] = self.words
 
     def _in_forests(self) -> Tensor:

@@ -97,14 +97,14 @@ class SpeakingEnv(ParticleEnv):
         for name in learners:
             group = self.groups.pop(name)
             kinds = self._types[name].tolist()
-            shown = torch.ones(len(kinds), MOTION)
+            visible = torch.ones(len(kinds), MOTION)
             for kind, features in hidden.get(name, {}).items():
                 index = self.type_names.index(kind)
                 rows = [i for i, number in enumerate(kinds) if number == index]
-                shown[
+                visible[
                     torch.tensor(rows, dtype=torch.int64)[:, None], list(features)
                 ] = 0
-            self._shown[name] = self._constant(shown)
+            self._shown[name] = self._constant(visible)
             width = MOTION + marks[name]
             tokens = replace(group.tokens, num_features=width)
             space = self._space(name) if speaker == name else group.action_space

@@ -72,8 +72,8 @@ class ListenerHeuristic(ForceHeuristic):
         size = max(heard.shape[-1], count)
         word = one_hot(heard.argmax(-1), size).to(marks.dtype)[..., :count]
         silent = ~(heard > 0).any(-1, keepdim=True)
-        named = (marks[..., :count] * word[..., None, :]).sum(-1)
-        weights = torch.where(silent, 1.0, named)
+        match = (marks[..., :count] * word[..., None, :]).sum(-1)
+        weights = torch.where(silent, 1.0, match)
         return steer(tokens, torch.where(is_landmark, weights, 0.0))
 
 
