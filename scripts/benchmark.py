@@ -61,6 +61,7 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "denormals": kernel.denormals,
     "sample/simple_centroid": sampling("simple_centroid", with_stock=True),
     "sample/simple_tag": sampling("simple_tag"),
+    "sample/simple_spread": sampling("simple_spread"),
     "sample/boxworld_pixels": sampling("boxworld_pixels"),
     "sample/pong": sampling("pong"),
     "sample/simple_tag/two_runners": two_runners("simple_tag"),

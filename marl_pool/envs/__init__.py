@@ -49,9 +49,18 @@ ENVS = Registry(
         "mpev2_tag": "marl_pool.envs.particles.mpev2:Tag",
         "pettingzoo": "marl_pool.envs.pettingzoo.env:PettingZooEnv",
         "pong": "marl_pool.envs.pong.env:Pong",
+        "simple_adversary": "marl_pool.envs.particles.simple_adversary:SimpleAdversary",
         "simple_centroid": "marl_pool.envs.particles.simple_centroid:SimpleCentroid",
+        "simple_push": "marl_pool.envs.particles.simple_push:SimplePush",
+        "simple_reference": "marl_pool.envs.particles.simple_reference:SimpleReference",
+        "simple_speaker_listener": (
+            "marl_pool.envs.particles.simple_speaker_listener:SimpleSpeakerListener"
+        ),
         "simple_spread": "marl_pool.envs.particles.simple_spread:SimpleSpread",
         "simple_tag": "marl_pool.envs.particles.simple_tag:SimpleTag",
+        "simple_world_comm": (
+            "marl_pool.envs.particles.simple_world_comm:SimpleWorldComm"
+        ),
         "xor": "marl_pool.envs.xor.env:XOR",
     },
 )
@@ -60,6 +69,8 @@ VERSIONS = {name: 0 for name in ENVS.built_in if name != "pettingzoo"}
 """``version`` of each environment that has an id. With Gymnasium it has one learner, as
 most have by default.
 """
+
+SPEAKING = "marl_pool.envs.particles.speaking_heuristics"
 
 HEURISTICS: dict[str, str | dict[str, str]] = {
     "boxworld": "marl_pool.envs.boxworld.solver:BoxWorldHeuristic",
@@ -71,7 +82,16 @@ HEURISTICS: dict[str, str | dict[str, str]] = {
     "mpev2_spread": "marl_pool.envs.particles.mpev2_scripts:SpreadScript",
     "mpev2_tag": "marl_pool.envs.particles.mpev2_scripts:TagScript",
     "pong": "marl_pool.envs.pong.heuristic:PongHeuristic",
+    "simple_adversary": dict.fromkeys(
+        ("adversary", "agent"), f"{SPEAKING}:GoalHeuristic"
+    ),
     "simple_centroid": "marl_pool.envs.particles.heuristics:CentroidHeuristic",
+    "simple_push": dict.fromkeys(("adversary", "agent"), f"{SPEAKING}:GoalHeuristic"),
+    "simple_reference": f"{SPEAKING}:ReferenceHeuristic",
+    "simple_speaker_listener": {
+        "speaker": f"{SPEAKING}:SpeakerHeuristic",
+        "listener": f"{SPEAKING}:ListenerHeuristic",
+    },
     "simple_spread": "marl_pool.envs.particles.heuristics:SpreadHeuristic",
     "simple_tag": {
         "predator": "marl_pool.envs.particles.heuristics:ChaseHeuristic",

@@ -142,6 +142,7 @@ TASKS = {
             "sample": "1624 steps/s",
         },
     ),
+    "simple_spread": Task(("experiment=simple_spread",)),
     "boxworld_pixels": Task(
         ("experiment=boxworld", "env.observation=pixels", "ppo=fast"),
         num_envs=96,

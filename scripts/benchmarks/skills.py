@@ -54,6 +54,15 @@ SKILLS = {
         scripted=275.0,
         fraction=0.8,
     ),
+    # Summed over three agents; the script is greedy assignment by distance.
+    "simple_spread": Skill(
+        ("experiment=simple_spread",),
+        group="agent",
+        random=-79.0,
+        scripted=-26.1,
+        fraction=1.0,
+        limit=600.0,
+    ),
     "boxworld": Skill(
         (
             "experiment=boxworld",

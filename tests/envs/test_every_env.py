@@ -20,8 +20,16 @@ SMALL = [
 ]
 EXTRA = {"pettingzoo": ["env.module=mpe2.simple_spread_v3"]}
 PLUGINS = {"pettingzoo": ["--plugin", "mpe2.simple_spread_v3"]}
-MPEV2 = {name: 4 for name in env_names() if name.startswith("mpev2_")}
-AGENTS = {"pettingzoo": 3, "simple_spread": 3, "xor": 2, **MPEV2}
+AGENTS = {
+    **{"pettingzoo": 3, "simple_spread": 3, "simple_adversary": 3, "simple_push": 2},
+    **{
+        "simple_reference": 2,
+        "simple_speaker_listener": 2,
+        "simple_world_comm": 6,
+        "xor": 2,
+    },
+    **{name: 4 for name in env_names() if name.startswith("mpev2_")},
+}
 
 
 @pytest.mark.parametrize("name", env_names())

@@ -36,9 +36,19 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "mpev2_guard": {"more agents": {"domain": 1, "margin": 0}},
+    "simple_adversary": {"two agents": {"max_steps": 20}},
     "simple_centroid": {
         "one agent": {},
         "three discrete agents": {"num_agents": 3, "continuous_actions": False},
+    },
+    "simple_push": {"continuous actions": {"continuous_actions": True}},
+    "simple_reference": {
+        "fifty choices": {"max_steps": 20},
+        "continuous actions": {"max_steps": 20, "continuous_actions": True},
+    },
+    "simple_speaker_listener": {
+        "two choices": {"max_steps": 20},
+        "continuous actions": {"max_steps": 20, "continuous_actions": True},
     },
     "simple_spread": {
         "three agents": {"max_steps": 20},
@@ -60,6 +70,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             **{"counts": "2-2-3", "prey": "learned", "continuous_actions": True}
         },
     },
+    "simple_world_comm": {"six agents": {"max_steps": 20}},
 }
 CASES = [
     pytest.param(name, {"max_steps": 20, **options}, id=f"{name}, {variant}")

@@ -1,1 +1,1 @@
-"""Multi-particle environments, batched: simple_centroid and simple_tag."""
+"""Multi-particle environments, batched: simple_tag, simple_spread and others."""

@@ -534,3 +534,9 @@ def soft_penetration(overlap: Tensor) -> Tensor:
     return torch.nn.functional.softplus(
         overlap, beta=1 / CONTACT_MARGIN, threshold=SOFTPLUS_THRESHOLD
     )
+
+
+def distances(places: Tensor, others: Tensor) -> Tensor:
+    """Return the distances ``(num_envs, n, m)`` of two sets of positions."""
+    away = places[:, :, None] - others[:, None]
+    return torch.hypot(away[..., 0], away[..., 1])

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Unpack
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -13,6 +12,7 @@ from marl_pool.envs.particles.physics import (
     Entities,
     ParticleEnv,
     ParticleOptions,
+    distances,
 )
 from marl_pool.options.types import Episodes, Size, UnitInterval
 
@@ -114,18 +114,12 @@ class SimpleSpread(ParticleEnv):
         self.integrate(self._steering["agent"].forces(actions["agent"]))
         agents, landmarks = self._positions["agent"], self._positions["landmark"]
         # Shared: how far the nearest agent is from each landmark.
-        distance = _distances(landmarks, agents)
+        distance = distances(landmarks, agents)
         nearest = self.fill_absent(distance, "agent", 2, torch.inf).amin(2)
         shared = self.fill_absent(nearest, "landmark", 1, 0).sum(1, keepdim=True)
         # Own: the other agents that it touches; its distance to itself is 0.
-        touching = _distances(agents, agents) < 2 * AGENT_SIZE
+        touching = distances(agents, agents) < 2 * AGENT_SIZE
         touching = self.fill_absent(touching, "agent", 2, False)
         collisions = touching.sum(2, dtype=self.dtype).sub_(1)
         reward = -(1 - self.local_ratio) * shared - self.local_ratio * collisions
         return {"agent": self.fill_absent(reward, "agent", 1, 0)}, self._never
-
-
-def _distances(places: Tensor, others: Tensor) -> Tensor:
-    """Return the distances ``(num_envs, n, m)`` of two sets of positions."""
-    away = places[:, :, None] - others[:, None]
-    return torch.hypot(away[..., 0], away[..., 1])

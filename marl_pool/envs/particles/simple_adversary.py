@@ -1,0 +1,100 @@
+"""Simple adversary: agents cover a goal and hide from an adversary which it is."""
+
+from collections.abc import Mapping
+from typing import Unpack
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE, PURPLE
+from marl_pool.envs.particles.physics import Entities
+from marl_pool.envs.particles.speaking import MOTION, VELOCITY, SpeakingEnv
+from marl_pool.options.types import Episodes, Size
+
+TYPE_NAMES = ("self", "landmark", "adversary", "agent")
+ACCELERATION = 5.0
+
+
+class SimpleAdversary(SpeakingEnv):
+    r"""Agents cover one landmark, the goal; an adversary does not know which it is.
+
+    With d the distance of the adversary to the goal and d_j that of agent j, the
+    adversary gets -d and every agent
+
+    .. math:: r = d - \min_j d_j
+
+    A token has the position relative to the observer, a velocity that is always zero,
+    since mpe2 shows none, and in the agents' sets a further feature, 1 for the goal and
+    0 else. The order is self, landmarks, other agents. All start at rest and uniformly
+    in [-1, 1] along each axis. Episodes end by truncation only.
+
+    Source: ``simple_adversary_v3`` of `mpe2 <https://mpe2.farama.org>`_ (`Lowe et al.,
+    2017 <https://arxiv.org/abs/1706.02275>`_), whose physics, starts and rewards these
+    are. There, the number of landmarks is that of the agents.
+
+    Args:
+        num_agents: agents beside the one adversary.
+        num_landmarks: landmarks; None for as many as agents.
+        continuous_actions: True for five numbers in [0, 1], of which the second to
+            fifth push left, right, down and up; False for one of five choices: no-op,
+            left, right, down, up.
+    """
+
+    type_names = TYPE_NAMES
+
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        num_agents: Size = 2,
+        num_landmarks: Size | None = None,
+        continuous_actions: bool = False,
+        max_steps: Episodes = 25,
+        **common: Unpack[EnvOptions],
+    ) -> None:
+        self.num_agents = num_agents
+        self.num_landmarks = num_agents if num_landmarks is None else num_landmarks
+        still = dict.fromkeys(TYPE_NAMES, VELOCITY)
+        super().__init__(
+            num_envs,
+            entities=(
+                Entities("adversary", 1, PURPLE, 0.15, acceleration=ACCELERATION),
+                Entities("agent", num_agents, GREEN, 0.15, acceleration=ACCELERATION),
+                Entities(
+                    "landmark",
+                    self.num_landmarks,
+                    OBSTACLE,
+                    0.08,
+                    movable=False,
+                    on_top=True,
+                ),
+            ),
+            learners=("adversary", "agent"),
+            continuous_actions=continuous_actions,
+            marks={"adversary": 0, "agent": 1},
+            hidden={"adversary": still, "agent": still},
+            num_goals=1,
+            extent=1.5,
+            max_steps=max_steps,
+            **common,
+        )
+        self._identities = self._constant(torch.eye(self.num_landmarks))
+
+    @override
+    def mark(self, group: str, features: Tensor) -> None:
+        if group == "agent":
+            landmarks = slice(1, 1 + self.num_landmarks)
+            features[:, :, landmarks, MOTION] = self._identities[self.goal]
+
+    @override
+    def advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        forces = [self._steering[name].forces(actions[name]) for name in self.groups]
+        self.integrate(torch.cat(forces, 1))
+        away = self._position - self.goal_places()
+        adversary, agents = torch.hypot(away[..., 0], away[..., 1]).split(
+            (1, self.num_agents), 1
+        )
+        reward = (adversary - agents.amin(1, keepdim=True)).expand_as(agents)
+        return {"adversary": -adversary, "agent": reward}, self._never

@@ -1,0 +1,93 @@
+"""Simple push: an adversary pushes an agent away from its goal."""
+
+from collections.abc import Mapping
+from typing import Unpack
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE, PURPLE
+from marl_pool.envs.particles.physics import Entities
+from marl_pool.envs.particles.speaking import MOTION, VELOCITY, SpeakingEnv
+from marl_pool.options.types import Episodes, Size
+
+TYPE_NAMES = ("self", "landmark", "adversary", "agent")
+ACCELERATION = 5.0
+
+
+class SimplePush(SpeakingEnv):
+    r"""An agent goes to its goal; an adversary that does not know it pushes it away.
+
+    With d the distance of the adversary to the goal and d_1 that of the agent, the
+    agent gets -d_1 and the adversary d_1 - d. The two collide.
+
+    A token has position and velocity relative to the observer, and in the agent's set
+    a further feature, 1 for the goal and 0 else. The velocity of the other is zero,
+    since mpe2 shows only the observer's own. The order is self, landmarks, the other.
+    All start at rest and uniformly in [-1, 1] along each axis. Episodes end by
+    truncation only.
+
+    Source: ``simple_push_v3`` of `mpe2 <https://mpe2.farama.org>`_ (`Lowe et al., 2017
+    <https://arxiv.org/abs/1706.02275>`_), whose physics, starts and rewards these are.
+    There, observations also hold colours, which tell the two landmarks apart and mean
+    nothing else, and there are always two landmarks.
+
+    Args:
+        num_landmarks: landmarks.
+        continuous_actions: True for five numbers in [0, 1], of which the second to
+            fifth push left, right, down and up; False for one of five choices: no-op,
+            left, right, down, up.
+    """
+
+    type_names = TYPE_NAMES
+
+    def __init__(
+        self,
+        num_envs: Episodes,
+        *,
+        num_landmarks: Size = 2,
+        continuous_actions: bool = False,
+        max_steps: Episodes = 25,
+        **common: Unpack[EnvOptions],
+    ) -> None:
+        self.num_landmarks = num_landmarks
+        super().__init__(
+            num_envs,
+            entities=(
+                Entities(
+                    "adversary", 1, PURPLE, collide=True, acceleration=ACCELERATION
+                ),
+                Entities("agent", 1, GREEN, collide=True, acceleration=ACCELERATION),
+                Entities(
+                    "landmark", num_landmarks, OBSTACLE, movable=False, on_top=True
+                ),
+            ),
+            learners=("adversary", "agent"),
+            continuous_actions=continuous_actions,
+            marks={"adversary": 0, "agent": 1},
+            hidden={
+                "adversary": {"agent": VELOCITY},
+                "agent": {"adversary": VELOCITY},
+            },
+            num_goals=1,
+            extent=1.5,
+            max_steps=max_steps,
+            **common,
+        )
+        self._identities = self._constant(torch.eye(num_landmarks))
+
+    @override
+    def mark(self, group: str, features: Tensor) -> None:
+        if group == "agent":
+            landmarks = slice(1, 1 + self.num_landmarks)
+            features[:, :, landmarks, MOTION] = self._identities[self.goal]
+
+    @override
+    def advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        forces = [self._steering[name].forces(actions[name]) for name in self.groups]
+        self.integrate(torch.cat(forces, 1))
+        away = self._position - self.goal_places()
+        adversary, agent = torch.hypot(away[..., 0], away[..., 1]).split(1, 1)
+        return {"adversary": agent - adversary, "agent": -agent}, self._never

@@ -1,0 +1,129 @@
+"""Measure simple spread in every convention of docs/mpe.md, and write a CSV.
+
+``python scripts/spread_conventions.py docs/mpe_spread.csv [RUN …]`` plays random, idle
+and scripted agents, and the last policies of runs, all on equal starts.
+"""
+
+import argparse
+import csv
+from collections.abc import Iterator
+from itertools import permutations
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool import load_policy, make_batched_env, make_heuristic
+from marl_pool.envs.particles.heuristics import LEAD, ForceHeuristic
+from marl_pool.envs.particles.physics import DT, distances
+from marl_pool.envs.particles.simple_spread import AGENT_SIZE, SimpleSpread
+from marl_pool.envs.scripted import Heuristic
+from marl_pool.policies.base import Policy
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.tokens import Tokens
+
+COUNTS = (3, 8)
+"""Numbers of agents."""
+MOST_PERMUTED = 4
+"""Largest number of agents whose assignments are all tried."""
+
+
+class Idle(Heuristic):
+    """Rest."""
+
+    @override
+    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        rest = torch.zeros(tokens.batch_shape, dtype=torch.int64)
+        return rest, rest[..., None].float()
+
+
+class LeastTotal(ForceHeuristic):
+    """Steer by the assignment of least total distance at present."""
+
+    acceleration = 5.0
+
+    @override
+    def force(self, tokens: Tokens) -> Tensor:
+        count = (tokens.num_tokens + 1) // 2
+        # Self, landmarks, other agents; the observer is the first agent.
+        landmarks = tokens.features[..., 1 : 1 + count, :]
+        agents = torch.cat(
+            (tokens.features[..., :1, :], tokens.features[..., 1 + count :, :]), -2
+        )
+        away = landmarks[..., None, :, :2] - agents[..., :, None, :2]
+        distance = torch.hypot(away[..., 0], away[..., 1])
+        orders = torch.tensor(list(permutations(range(count))))
+        cost = distance[..., torch.arange(count), orders].sum(-1)
+        goal = orders[cost.argmin(-1)][..., :1, None].expand(*cost.shape[:-1], 1, 4)
+        target = landmarks.gather(-2, goal)[..., 0, :]
+        return (target[..., :2] + LEAD * target[..., 2:]) / DT**2
+
+
+def play(env: SimpleSpread, policy: Policy) -> tuple[Tensor, Tensor]:
+    """Return G and C of each episode, ``(num_envs,)``."""
+    count = env.num_agents
+    cover, touches = torch.zeros(env.num_envs), torch.zeros(env.num_envs)
+    env.reset()
+    for _ in range(env.max_steps):
+        with torch.inference_mode():
+            actions = policy.act(env.observe()["agent"]).action
+        env.step({"agent": actions})
+        places = env.state[:, :count, :2]
+        cover -= distances(env.state[:, count:, :2], places).amin(2).sum(1)
+        near = distances(places, places) < 2 * AGENT_SIZE
+        touches += (near.sum((1, 2)) - count) / 2
+    return cover, touches
+
+
+def rows(runs: list[Path], episodes: int) -> Iterator[dict[str, object]]:
+    """Yield the means of each policy and number of agents."""
+    for count in COUNTS:
+        options = {"num_agents": count, "seed": 1}
+        group = make_batched_env("simple_spread", 1, **options).groups["agent"]
+        policies: dict[str, Policy] = {
+            "no-op": Idle(),
+            "random": RandomPolicy(group.action_space),
+            "nearest pairs": make_heuristic("simple_spread", group),
+        }
+        if count <= MOST_PERMUTED:
+            policies["least total"] = LeastTotal(group)
+        policies |= {run.name: load_policy(run / "policy") for run in runs}
+        for name, policy in policies.items():
+            torch.manual_seed(0)
+            env = make_batched_env("simple_spread", episodes, **options)
+            assert isinstance(env, SimpleSpread)
+            cover, touches = play(env, policy)
+            z = 0.5 * cover - touches / count
+            mean, error = float(z.mean()), float(z.std() / len(z) ** 0.5)
+            o = 2 * count * mean - count * env.max_steps
+            numbers = {
+                "G": float(cover.mean()),
+                "C": float(touches.mean()),
+                "Z": mean,
+                "error_Z": error,
+                "ZS": count * mean,
+                "O": o,
+                "OO": count * o,
+            }
+            rounded = {key: round(number, 2) for key, number in numbers.items()}
+            yield {"policy": name, "agents": count, "episodes": episodes, **rounded}
+
+
+def main() -> None:
+    """Write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("csv", type=Path)
+    parser.add_argument("runs", type=Path, nargs="*")
+    parser.add_argument("--episodes", type=int, default=1000)
+    arguments = parser.parse_args()
+    table = list(rows(arguments.runs, arguments.episodes))
+    with arguments.csv.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+    print(arguments.csv.read_text(), end="")
+
+
+if __name__ == "__main__":
+    main()
