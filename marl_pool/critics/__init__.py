@@ -1,4 +1,4 @@
-"""Critics, which estimate returns while a policy is trained and are not saved with it."""
+"""Critics, which estimate returns in training and are not saved with the policy."""
 
 from marl_pool.options.plugins import Registry
 
@@ -6,7 +6,7 @@ CRITICS = Registry(
     "critic",
     {
         "own": "marl_pool.critics.base:OwnCritic",
-        "set": "marl_pool.critics.team:SetCritic",
+        "set": "marl_pool.critics.team:TeamCritic",
         "state": "marl_pool.critics.state:StateCritic",
     },
 )

@@ -16,7 +16,7 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 PartOption = str | Mapping[str, Any] | None
-"""An encoder or a head: a name, ``{"name": …, **options}``, or None for the policy's."""
+"""Encoder or head: a name, ``{"name": …, **options}``, or None for the policy's."""
 
 
 class Critic(nn.Module):
@@ -28,8 +28,7 @@ class Critic(nn.Module):
     Args:
         policy: the policy whose returns are estimated.
 
-    Attributes:
-        policy: as given; its parameters are no parameters of the critic.
+    The policy's parameters are no parameters of the critic.
     """
 
     reads: ClassVar[Literal["own", "team", "state"]]
@@ -68,19 +67,23 @@ class Critic(nn.Module):
             return part
         return {"name": option} if isinstance(option, str) else option
 
-    def _network(self, spec: TokenSpec, **parts: PartOption) -> SetNetwork:
+    def _network(
+        self, spec: TokenSpec, encoder: PartOption, pooling: PartOption
+    ) -> SetNetwork:
         """Build a set network whose other options are the policy's."""
         config = self.policy.config
-        same = ("type_embedding", "input_activation", "init_std")
+        head = self._part("pooling", pooling)
         network = SetNetwork(
             spec,
-            **{name: self._part(name, option) for name, option in parts.items()},
-            **{name: config[name] for name in same},
+            encoder=self._part("encoder", encoder),
+            pooling=head,
+            type_embedding=config["type_embedding"],
+            input_activation=config["input_activation"],
+            init_std=config["init_std"],
         )
         if network.memory_head is not None:
             raise InputError(
-                "critic.pooling: expected a head without memory, got "
-                f"{self._part('pooling', parts['pooling'])['name']!r}"
+                f"pooling: expected a head without memory, got {head['name']!r}"
             )
         return network
 

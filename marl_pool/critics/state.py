@@ -50,4 +50,5 @@ class StateCritic(Critic):
         self, tokens: Tokens, present: Tensor, pooled: Tensor | None = None
     ) -> Tensor:
         network, value_head = self._parts
-        return value_head(network(tokens.flatten_batch())).view(present.shape)
+        values: Tensor = value_head(network(tokens.flatten_batch()))
+        return values.view(present.shape)

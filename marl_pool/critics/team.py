@@ -1,4 +1,4 @@
-"""SetCritic: values from the set of all agents' sets of tokens."""
+"""TeamCritic: values from the set of all agents' sets of tokens."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -17,7 +17,7 @@ TEAM_TYPES = ("self", "teammate")
 """Types of the tokens of a team."""
 
 
-class SetCritic(Critic):
+class TeamCritic(Critic):
     """Values from what all agents of the team observe, as a set of sets (MAPPO).
 
     A set network pools the tokens of each agent to one vector. These vectors are the
@@ -45,8 +45,8 @@ class SetCritic(Critic):
         encoder: of both set networks: a name, or a mapping with a name and options;
             None for the policy's.
         pooling: of both set networks, as ``encoder``.
-        trunk: a set network of its own for the agents' tokens, "separate", or the
-            policy's, "shared".
+        trunk: the set network for the agents' tokens: another one than the policy's,
+            "separate", or the same, "shared".
         head_hidden: widths of the hidden layers of the value head.
     """
 
@@ -89,8 +89,9 @@ class SetCritic(Critic):
             padding = tokens.padding & present[..., None]
             shown = tokens._replace(padding=padding, action_mask=None)
             pooled = agent_network(shown.flatten_batch())
-        vectors, is_here = pooled.reshape(-1, agents, pooled.shape[-1]), present
-        values = value_head(team_network(team_tokens(vectors, is_here.flatten(0, -2))))
+        vectors = pooled.reshape(-1, agents, pooled.shape[-1])
+        team = team_tokens(vectors, present.reshape(-1, agents))
+        values: Tensor = value_head(team_network(team))
         return values.view(present.shape)
 
 

@@ -346,7 +346,8 @@ def _validate_critic_reads(config: TrainConfig, env: EnvDescription) -> None:
     name = config.critic.name
     if name == "own":
         return
-    reads = resolve(name, CRITICS, "critic", Critic).reads
+    critic_class: type[Critic] = resolve(name, CRITICS, "critic", Critic)
+    reads = critic_class.reads
     others = "choose critic=own"
     if reads == "state":
         others = "choose critic=own or critic=set"

@@ -41,9 +41,7 @@ def build_policy(model_config: Mapping[str, Any]) -> TokenPolicy:
     return TokenPolicy(spec, action_space, **options)
 
 
-def build_critic(
-    model_config: Mapping[str, Any], policy: TokenPolicy
-) -> Critic | None:
+def build_critic(model_config: Mapping[str, Any], policy: TokenPolicy) -> Critic | None:
     """Build the critic of a module; None if it is the policy's value head."""
     options = dict(model_config.get(CRITIC, {"name": "own"}))
     name = options.pop("name")
