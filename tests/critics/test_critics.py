@@ -103,7 +103,8 @@ def test_one_critic_serves_every_number_and_an_absent_agent_changes_nothing(pool
 @pytest.mark.parametrize(("pooling", "changes"), [("max", False), ("sum", True)])
 def test_a_copy_of_a_teammate_changes_what_its_head_says(pooling, changes):
     env, tokens = observed()
-    critic = critic_of(env, "avg", encoder="identity", pooling=pooling)
+    encoder = {"name": "identity"}
+    critic = critic_of(env, pooling, encoder=encoder, trunk="shared")
     with_copy = tokens.map(lambda part: torch.cat([part, part[:, -1:]], 1))
     values, expected = values_of(critic, with_copy)[:, :-2], values_of(critic, tokens)
     assert torch.allclose(values, expected[:, :-1], atol=1e-5) is not changes
@@ -137,11 +138,12 @@ def test_all_agents_are_shown_one_state(name):
     for group, tokens in env.observe_state().items():
         env.state_specs[group].check(tokens)
         assert (tokens.types == 0).sum(-1).unique().tolist() == [1]
-        expected = env.state.sort(1).values[:, None].expand_as(tokens.features)
+        state = env.state / env.feature_scale
+        expected = state.sort(1).values[:, None].expand_as(tokens.features)
         assert torch.equal(tokens.features.sort(2).values, expected)
         # The first token is the agent itself.
         agents = env.token_entities(group)[:, 0]
-        assert torch.equal(tokens.features[:, :, 0], env.state[:, agents])
+        assert torch.equal(tokens.features[:, :, 0], state[:, agents])
 
 
 def test_an_environment_without_a_state_says_so():

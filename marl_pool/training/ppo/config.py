@@ -321,7 +321,10 @@ def _validate_critic(
     model_config: Mapping[str, Any], policy: TokenPolicy, group: AgentGroup
 ) -> None:
     """Reject a critic that cannot be built, or computes nothing from zeros."""
-    critic = build_critic(model_config, policy)
+    try:
+        critic = build_critic(model_config, policy)
+    except InputError as error:
+        raise InputError(f"critic: {error}") from error
     if critic is None:
         return
     context = model_config[CONTEXT]

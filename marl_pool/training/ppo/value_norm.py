@@ -22,9 +22,8 @@ class ValueNorm(nn.Module):
     far. Until the first update it is the identity.
 
     Source: ``ValueNorm`` of https://github.com/marlbenchmark/on-policy (Yu et al.,
-    2022, https://arxiv.org/abs/2103.01955). Differences: it is updated once a batch,
-    not in each minibatch of each epoch, and its numbers are float64, because 1 - β is
-    close to the resolution of float32.
+    2022, https://arxiv.org/abs/2103.01955). Difference: it is updated once a batch, not
+    in each minibatch of each epoch.
     """
 
     mean_sum: Tensor
@@ -34,7 +33,7 @@ class ValueNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         for name in ("mean_sum", "square_sum", "debias"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+            self.register_buffer(name, torch.zeros(()))
 
     @torch.no_grad()
     def update(self, targets: Tensor) -> None:
@@ -51,12 +50,13 @@ class ValueNorm(nn.Module):
             (self.square_sum, squares / count),
             (self.debias, torch.ones_like(count)),
         ):
-            buffer.mul_(DECAY).add_((1 - DECAY) * value)
+            # RLlib's checkpoints have float32, so the buffers have no more digits.
+            buffer.copy_(DECAY * buffer.double() + (1 - DECAY) * value)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Return mean and deviation, scalars; 0 and 1 before the first update."""
         is_new = self.debias == 0
-        debias = torch.where(is_new, 1.0, self.debias)
+        debias = torch.where(is_new, 1.0, self.debias.double())
         mean = self.mean_sum / debias
         variance = self.square_sum / debias - mean.square()
         deviation = variance.clamp(min=LEAST_VARIANCE).sqrt()
