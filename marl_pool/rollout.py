@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from marl_pool.compiled import CompiledTokenPolicy, compile
 from marl_pool.compiled.graph import MOST_STEPS, Capture, StepGraph, capture_on
+from marl_pool.critics.base import Critic
 from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.envs.contract import (
     Presence,
@@ -77,6 +78,9 @@ class Trajectory(NamedTuple):
             agents act in all steps.
         alive: bool, the agent was alive before the step; None where the environment
             does not tell it apart from ``active``.
+        critic_tokens: what the critic read, if it is not ``tokens``; else None.
+        team: ``(T, num_envs, 1, agents)`` bool, the agents that acted, where the agents
+            of a team are joined; else None.
     """
 
     tokens: Tokens
@@ -93,6 +97,8 @@ class Trajectory(NamedTuple):
     states: State = ()
     next_alive: Tensor | None = None
     alive: Tensor | None = None
+    critic_tokens: Tokens | None = None
+    team: Tensor | None = None
 
 
 class Episodes(NamedTuple):
@@ -112,6 +118,7 @@ class _Ending(NamedTuple):
     ended: Tensor
     """``(num_envs,)`` bool."""
     tokens: dict[str, Tokens]
+    critic_tokens: dict[str, Tokens]
     states: dict[str, State]
     returns: dict[str, Tensor]
     lengths: Tensor
@@ -128,6 +135,7 @@ class _FinalObservation(NamedTuple):
     rows: Tensor
     """``(rows,)`` int64, the environments concerned."""
     tokens: dict[str, Tokens]
+    critic_tokens: dict[str, Tokens]
     states: dict[str, State]
 
 
@@ -172,6 +180,8 @@ class Rollout:
             numbers, in the same episodes.
         sync_free: step without reading values, to the same trajectories, or None to do
             so only where the environments are on a GPU.
+        critics: by group, the critic that estimates the values of `steps`, for groups
+            whose policies do not estimate them by themselves.
 
     Attributes:
         tokens: for each group, the current observation, perturbed.
@@ -197,6 +207,7 @@ class Rollout:
         played: int = 0,
         draw: int = 0,
         sync_free: bool | None = None,
+        critics: Mapping[str, Critic] | None = None,
     ) -> None:
         if set(policies) != set(env.groups):
             raise InputError(
@@ -207,6 +218,7 @@ class Rollout:
         self.env = env
         self.policies = {name: compile(policies[name]) for name in env.groups}
         self._actors = self.policies
+        self.critics = dict(critics or {})
         self.perturbation, self.explore, self.draw = perturbation, explore, draw
         # Some perturbations cover some groups only.
         self._perturbations: dict[str, Perturbation | OwnTurns] = {}
@@ -279,7 +291,9 @@ class Rollout:
             self._finished += episodes
             # The fragment ends here for every environment, in mid-episode or not.
             rows = torch.arange(self.env.num_envs, device=self.env.device)
-            last = _FinalObservation(count - 1, rows, self.tokens, self.states)
+            last = _FinalObservation(
+                count - 1, rows, self.tokens, self._critic_tokens(), self.states
+            )
             trajectories = {
                 name: self._join(name, [step[name] for step in fragment], finals, last)
                 for name in self.policies
@@ -388,17 +402,18 @@ class Rollout:
             # Act on the current observations, and step all environments.
             if self.env.may_be_absent:
                 presence = presence_of(self.env)
+            state_tokens = self._state_tokens()
             transition = self._step(reads=not self.sync_free)
-            fragment.append(self._record(transition, presence))
+            fragment.append(self._record(transition, presence, state_tokens))
             # Observe before any reset: values of final observations are needed too.
             self._observe()
             ended = transition.step.terminated | transition.step.truncated
             if self.sync_free or ended.any():
                 # Copy the dictionaries, whose entries the reset replaces.
                 states, returns = dict(self.states), dict(self._returns)
-                endings.append(
-                    _Ending(t, ended, self.tokens, states, returns, self._lengths)
-                )
+                critic_tokens = self._critic_tokens()
+                observed = self.tokens, critic_tokens, states
+                endings.append(_Ending(t, ended, *observed, returns, self._lengths))
                 self._restart(ended)
         return fragment, endings
 
@@ -583,6 +598,18 @@ class Rollout:
             self._returns[name] = self._returns[name] + rewards
         self._lengths = self._lengths + 1
         return transition
+
+    def _state_tokens(self) -> dict[str, Tokens]:
+        """Return the states that critics read, by group; none if no critic does."""
+        if all(critic.reads != "state" for critic in self.critics.values()):
+            return {}
+        with env_call(self.env, "an observation of the state"):
+            return self.env.observe_state()
+
+    def _critic_tokens(self) -> dict[str, Tokens]:
+        """Return what the critics read now, by group."""
+        tokens = {**self.tokens, **self._state_tokens()}
+        return {name: tokens[name] for name in self.critics}
 
     def _fix_actors(self) -> None:
         """Let compiled policies look for their weights once for the coming steps."""
@@ -802,7 +829,10 @@ class Rollout:
         self._lengths, self._played = self._lengths[rows], self._played[rows]
 
     def _record(
-        self, transition: Transition, presence: Presence
+        self,
+        transition: Transition,
+        presence: Presence,
+        state_tokens: Mapping[str, Tokens],
     ) -> dict[str, Trajectory]:
         """Return the step just taken, without next values, for each group."""
         step = transition.step
@@ -828,6 +858,7 @@ class Rollout:
                 alive=None
                 if presence.alive[name] is presence.active[name]
                 else presence.alive[name],
+                critic_tokens=state_tokens.get(name),
             )
             for name, decision in transition.decisions.items()
         }
@@ -842,15 +873,24 @@ class Rollout:
         """Stack a group's steps, and add the values of the observations after them."""
         # Not a pytree of the whole step: a walk over it costs as much as the stacking.
         stacked = Trajectory(*map(_stack, zip(*steps, strict=True)))
+        ends = [*finals, last]
+        critic = self.critics.get(name)
+        if critic is None:
+            tokens = _concatenate([end.tokens[name] for end in ends])
+            states = _concatenate([end.states[name] for end in ends])
+            values = self.policies[name].value(tokens, states)
+        else:
+            # One pass for the whole fragment, since no action depends on a value.
+            shown = stacked.critic_tokens or stacked.tokens
+            stacked = stacked._replace(values=critic(shown, stacked.active))
+            tokens = _concatenate([end.critic_tokens[name] for end in ends])
+            remain = [stacked.next_active[end.time, end.rows] for end in ends]
+            values = critic(tokens, torch.cat(remain))
         # Within an episode the next observation's value is the next step's.
         next_values = stacked.values.roll(-1, 0)
         # At its end, and at the fragment's, it is the final observation's. One
         # pass for all final observations: environments that end at different times
         # would otherwise cost a second pass at almost every step.
-        ends = [*finals, last]
-        tokens = _concatenate([end.tokens[name] for end in ends])
-        states = _concatenate([end.states[name] for end in ends])
-        values = self.policies[name].value(tokens, states)
         *final_values, next_values[-1] = values.split([len(end.rows) for end in ends])
         for final, value in zip(finals, final_values, strict=True):
             next_values[final.time, final.rows] = value
@@ -897,9 +937,9 @@ def _collect(endings: list[_Ending]) -> tuple[list[_FinalObservation], list[Epis
     finals, episodes = [], []
     for ending, step_rows in zip(endings, rows.split(counts), strict=True):
         if len(step_rows):
-            tokens, states, *totals = _index(ending[2:], step_rows)
-            finals.append(_FinalObservation(ending.time, step_rows, tokens, states))
-            episodes.append(Episodes(*totals))
+            *observed, returns, lengths = _index(ending[2:], step_rows)
+            finals.append(_FinalObservation(ending.time, step_rows, *observed))
+            episodes.append(Episodes(returns, lengths))
     return finals, episodes
 
 

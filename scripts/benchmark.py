@@ -34,7 +34,12 @@ from benchmarks.common import TINY, Row, Size, number
 from benchmarks.envs import MODULES, env_alone, levels, workers
 from benchmarks.install import installation
 from benchmarks.knn import data, training
-from benchmarks.learning import iteration, time_to_goals, two_learners
+from benchmarks.learning import (
+    iteration,
+    iteration_of_critic,
+    time_to_goals,
+    two_learners,
+)
 from benchmarks.parts import attention, evaluation
 from benchmarks.robustness import standard_suite
 from benchmarks.sampling import sampling, two_runners
@@ -69,6 +74,8 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "iteration/simple_centroid": iteration("simple_centroid"),
     "iteration/simple_centroid/fast": iteration("simple_centroid", "fast"),
     "iteration/boxworld_pixels": iteration("boxworld_pixels"),
+    "iteration/own_critic": iteration_of_critic("own"),
+    "iteration/set_critic": iteration_of_critic("set"),
     "iteration/simple_centroid/two_learners": two_learners("simple_centroid"),
     "iteration/boxworld_pixels/two_learners": two_learners("boxworld_pixels"),
     "layer/swarm": swarm,

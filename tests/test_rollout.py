@@ -283,7 +283,8 @@ def steps_of(part: Trajectory, number: int) -> Trajectory:
     """Select the steps of one environment, as a batch of one."""
     index = slice(number, number + 1)
     tokens = part.tokens.at((slice(None), index))
-    excluded = ("tokens", "states", "next_alive", "alive")
+    absent = {name for name, column in part._asdict().items() if column is None}
+    excluded = {"tokens", "states"} | absent
     columns = {k: v[:, index] for k, v in part._asdict().items() if k not in excluded}
     states = tree_map(lambda leaf: leaf[:, index], part.states)
     return Trajectory(tokens=tokens, states=states, **columns)

@@ -19,6 +19,7 @@ PRETRAINED = "pretrained"
 KINDS = (
     "pooling",
     "envs",
+    "critics",
     "encoders",
     "perturbations",
     "tokenizers",

@@ -180,6 +180,8 @@ def check_group(
     # Check the options that are groups themselves.
     checked = check_options(where, values, options, cls)
     for part, group_name in group.parts.items():
+        if isinstance(checked.get(part), str):
+            checked[part] = {"name": checked[part]}
         if checked.get(part) is not None:  # some classes do without, by null
             checked[part] = check_group(
                 f"{where}.{part}", checked[part], GROUPS[group_name], group_name

@@ -335,7 +335,9 @@ def _merge(config: Config, content: Mapping[str, Any]) -> None:
             continue
         if isinstance(value, Mapping):
             section = config.get(key)
-            config[key] = dict(section) if isinstance(section, Mapping) else {}
+            # A part may be given by its name alone.
+            named = {"name": section} if isinstance(section, str) else {}
+            config[key] = dict(section) if isinstance(section, Mapping) else named
             _merge(config[key], value)
         else:
             config[key] = value

@@ -97,6 +97,12 @@ GROUPS = {
         # Only a configuration has an encoder to follow.
         follows={"num_heads": "${oc.select:encoder.num_heads,1}"},
     ),
+    "critic": Group(
+        "marl_pool.critics:CRITICS",
+        "marl_pool.critics.base:Critic",
+        {"policy", "num_agents", "state_spec", "seed"},
+        parts={"encoder": "encoder", "pooling": "pooling"},
+    ),
     "perturbation": Group(
         "marl_pool.perturbations:PERTURBATIONS",
         "marl_pool.perturbations.base:Perturbation",
@@ -196,6 +202,7 @@ PPO = Verb(
         "encoder": "transformer",
         "pooling": "ada",
         "policy": "token",
+        "critic": "own",
         "ppo": "fast",
         "perturbation": NONE,
     },

@@ -175,6 +175,11 @@ class BatchedEnv(ABC):
     groups: dict[str, AgentGroup]
     """The groups of agents by name, set by the constructor."""
 
+    @property
+    def state_specs(self) -> dict[str, TokenSpec]:
+        """For each group, the specification of `observe_state`; by default none."""
+        return {}
+
     def __init__(
         self,
         num_envs: Episodes,
@@ -351,6 +356,18 @@ class BatchedEnv(ABC):
 
         A caller may keep the features, so a later step must not write into them.
         """
+
+    def observe_state(self) -> dict[str, Tokens]:
+        """Return the state of the environment as tokens, for critics in training.
+
+        For each group in `state_specs`, tokens with batch dimensions ``(num_envs,
+        agents)``: all entities in one frame of reference, of which the agent itself has
+        the type self. As in `observe`, a later step must not write into the features.
+
+        Raises:
+            UnfitTokensError: the environment offers no state.
+        """
+        raise UnfitTokensError(f"{type(self).__name__} does not define observe_state")
 
     @abstractmethod
     def place(self, rows: Tensor, keys: Tensor) -> None:

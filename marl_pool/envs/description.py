@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from marl_pool.envs import ENVS, make_batched_env
@@ -10,6 +10,7 @@ from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.patches import PatchGrid
 from marl_pool.options.names import allowed, is_restricted, resolve
 from marl_pool.options.types import Options
+from marl_pool.tokens import TokenSpec
 from marl_pool.utils.errors import InputError
 
 
@@ -22,6 +23,7 @@ class EnvDescription:
     simulated: bool
     patch_grid: PatchGrid | None
     turn_based: bool = False
+    state_specs: Mapping[str, TokenSpec] = field(default_factory=dict)
 
 
 _descriptions: dict[object, EnvDescription] = {}
@@ -51,7 +53,12 @@ def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
     if key is None or key not in _descriptions:
         env = make_batched_env(**env_config, num_envs=1)
         _descriptions[key] = EnvDescription(
-            env.groups, env.max_steps, env.simulated, env.patch_grid, env.turn_based
+            env.groups,
+            env.max_steps,
+            env.simulated,
+            env.patch_grid,
+            env.turn_based,
+            env.state_specs,
         )
     return _descriptions[key]
 

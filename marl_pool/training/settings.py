@@ -86,6 +86,11 @@ class PPOSettings:
     does not start at 1."""
     value_clip: PositiveFloat | None = None
     """Upper limit of a value's squared error in the loss, or None for no limit."""
+    value_norm: bool = False
+    """Let critics predict returns in units of their running mean and deviation, as in
+    the published MAPPO. It takes the place of ``normalize_value_loss``."""
+    share_reward: bool = False
+    """Reward each agent of a group by the mean over those that are present."""
 
     def __post_init__(self) -> None:
         if self.minibatch_size is not None and self.minibatch_size > self.batch_size:
@@ -198,6 +203,7 @@ class TrainConfig(TrainSettings):
     policy: Options
     ppo: PPOSettings
     perturbation: Options
+    critic: Options = field(default_factory=lambda: Options(name="own"))
 
     def batch_unit(self, env: "EnvDescription") -> int:
         """Return the number of agents that learn in one step of all environments.

@@ -85,6 +85,28 @@ def iteration(name: str, ppo: str = "paper") -> Callable[[Size], Iterator[Row]]:
     return measure
 
 
+def iteration_of_critic(critic: str) -> Callable[[Size], Iterator[Row]]:
+    """Measure one iteration in simple_spread with a critic, beside torch."""
+
+    def measure(size: Size) -> Iterator[Row]:
+        overrides = ["env=simple_spread", "ppo=fast_spread", f"critic={critic}"]
+        if size.tiny:
+            overrides += ["ppo.batch_size=384", "ppo.num_epochs=1"]
+        config = compose("train", [*overrides, *on(size.device)])
+        algo = build(config)
+        algo.train()
+        contenders = {"ours": algo.train, "torch": by_torch(algo.train)}
+        rounds = min(size.iterations, size.rounds)
+        times = taking_turns(contenders, rounds, warm_up=False)
+        algo.stop()
+        settings = config["ppo"]
+        note = f"{settings['batch_size']} steps, {settings['num_epochs']} epochs"
+        beside = times["ours"], times["torch"], "kernels=torch"
+        yield compare(f"iteration/{critic}_critic", *beside, note=note)
+
+    return measure
+
+
 def parts_of(
     policy: TokenPolicy, task: Task, size: Size, config: dict[str, Any]
 ) -> Callable[[], None]:

@@ -121,3 +121,21 @@ class StillHens(Policy):
         zeros = torch.zeros(tokens.batch_shape)
         logits = torch.zeros(*tokens.batch_shape, self.num_choices)
         return Decision(action, zeros, zeros, logits, state)
+
+
+class MortalHens(FoxAndHens):
+    """Hens die one after the other from the third step on; the first lives."""
+
+    @property
+    def active(self) -> dict[str, torch.Tensor]:
+        active = super().active
+        numbers = torch.arange(self.groups["hen"].num_agents, device=self.device)
+        active["hen"] = (self.steps[:, None] < numbers + 2) | (numbers == 0)
+        return active
+
+    def advance(self, actions):
+        active = self.active
+        rewards, terminated = super().advance(actions)
+        return {name: reward * active[name] for name, reward in rewards.items()}, (
+            terminated
+        )

@@ -363,6 +363,21 @@ class ParticleEnv(BatchedEnv):
             observations[name] = Tokens(features, types, padding)
         return observations
 
+    @property
+    @override
+    def state_specs(self) -> dict[str, TokenSpec]:
+        return {name: group.tokens for name, group in self.groups.items()}
+
+    @override
+    def observe_state(self) -> dict[str, Tokens]:
+        """Return the tokens of `observe` with positions and velocities in the plane."""
+        states = {}
+        for name, (_, types, padding) in self._views.items():
+            features = self.state.index_select(1, self._order[name].flatten())
+            features = features.view(*types.shape, 4).div_(self.feature_scale)
+            states[name] = Tokens(features, types, padding)
+        return states
+
     def token_entities(self, group: str) -> Tensor:
         """Return the entity of each token, ``(agents, N)`` int64; self comes first."""
         return self._order[group]

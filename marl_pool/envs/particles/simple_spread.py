@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Unpack
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 

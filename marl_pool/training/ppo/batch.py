@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from typing_extensions import override
 
+from marl_pool.training.ppo.value_norm import ValueNorm
 from marl_pool.training.settings import PPOSettings
 
 Rows = dict[str, Any]
@@ -26,6 +27,8 @@ STATE = "state"
 """Prefix of the columns with the leaves of a recurrent state."""
 BEGINS = "begins"
 """Column: True at the first step of a chunk of an episode."""
+CRITIC_OBS = "critic_obs"
+"""Column: what the critic reads, as a dict of tensors, if it is no observation."""
 VALUE_SCALE = "value_scale"
 """Column: factor of the values and value targets in the loss."""
 
@@ -76,7 +79,9 @@ class ModuleShards(TrainingData):
         return [(TrainingData(episodes=part), {}) for part in parts]
 
 
-def prepare_rows(rows: Rows, settings: PPOSettings) -> Rows:
+def prepare_rows(
+    rows: Rows, settings: PPOSettings, value_norm: ValueNorm | None = None
+) -> Rows:
     """Standardize advantages and values, and cut recurrent policies' sequences.
 
     It replaces RLlib's default learner connectors, which loop over single steps, append
@@ -91,18 +96,30 @@ def prepare_rows(rows: Rows, settings: PPOSettings) -> Rows:
             loss is at most 1 before the first step, and tends to the fraction of
             unexplained variance. Policies whose only memory is the previous action
             have sequences of one step.
+        value_norm: units of the module's values, updated here; None for the units of
+            the rewards.
     """
     rows = dict(rows)
     begins = rows.pop(BEGINS)
+    # Rows of teams hold absent agents too, which enter no mean.
+    present = rows.get(Columns.LOSS_MASK)
+
+    def select(column: Tensor) -> Tensor:
+        return column if present is None else column[present]
+
     # Standardize the advantages over the rows of this module and learner.
-    advantages = rows[Postprocessing.ADVANTAGES]
+    all_advantages = rows[Postprocessing.ADVANTAGES]
+    advantages = select(all_advantages)
     spread = advantages.std(correction=0).clamp(min=1e-4)
-    rows[Postprocessing.ADVANTAGES] = (advantages - advantages.mean()) / spread
+    rows[Postprocessing.ADVANTAGES] = (all_advantages - advantages.mean()) / spread
     # Scale values and targets, so that the loss does not depend on units.
-    if settings.normalize_value_loss:
-        targets = rows[Postprocessing.VALUE_TARGETS]
-        errors = targets - rows[Columns.VF_PREDS]
-        variance = targets.var(correction=0) + errors.square().mean()
+    targets = rows[Postprocessing.VALUE_TARGETS]
+    if value_norm is not None:
+        value_norm.update(select(targets))
+        rows[Postprocessing.VALUE_TARGETS] = value_norm.normalize(targets)
+    elif settings.normalize_value_loss:
+        errors = select(targets - rows[Columns.VF_PREDS])
+        variance = select(targets).var(correction=0) + errors.square().mean()
         scale = (variance + 1e-8).rsqrt()
         rows[Postprocessing.VALUE_TARGETS] = targets * scale
         rows[VALUE_SCALE] = scale.expand_as(targets)
@@ -233,11 +250,16 @@ def num_steps(rows: Mapping[str, Any]) -> int:
 
 def _concatenate(chunks: list[SingleAgentEpisode]) -> Rows:
     first = chunks[0]
+    observed = {
+        name: np.concatenate([c.observations.data[name][: len(c)] for c in chunks])
+        for name in first.observations.data
+    }
+    # An episode has one dictionary for what the policy and what the critic reads.
+    prefix = f"{CRITIC_OBS}/"
+    read = {k.removeprefix(prefix): observed.pop(k) for k in [*observed] if prefix in k}
     return {
-        Columns.OBS: {
-            name: np.concatenate([c.observations.data[name][: len(c)] for c in chunks])
-            for name in first.observations.data
-        },
+        Columns.OBS: observed,
+        **({CRITIC_OBS: read} if read else {}),
         Columns.ACTIONS: np.concatenate([c.actions.data for c in chunks]),
         **{
             key: np.concatenate([c.extra_model_outputs[key].data for c in chunks])

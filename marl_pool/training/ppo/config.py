@@ -3,16 +3,21 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec, validate_module_id
 
+from marl_pool.critics import CRITICS
+from marl_pool.critics.base import Critic
 from marl_pool.envs.base import AgentGroup
-from marl_pool.envs.description import describe_env
-from marl_pool.options.names import unknown
+from marl_pool.envs.description import EnvDescription, describe_env
+from marl_pool.options.names import resolve, unknown
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.turns import steps_of_agent
+from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.tokens import TokenSpec
 from marl_pool.training.errors import one_line
 from marl_pool.training.fixed_policies import frozen_module, load_fixed, zero_tokens
 from marl_pool.training.ppo.algorithm import BatchedPPO
@@ -23,7 +28,15 @@ from marl_pool.training.ppo.learner import (
     SETTINGS,
     BatchedPPOLearner,
 )
-from marl_pool.training.ppo.module import POLICY, TokenRLModule, build_policy
+from marl_pool.training.ppo.module import (
+    CONTEXT,
+    CRITIC,
+    POLICY,
+    VALUE_NORM,
+    TokenRLModule,
+    build_critic,
+    build_policy,
+)
 from marl_pool.training.ppo.runner import RUNNER, BatchedEnvRunner, RunnerSettings
 from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.errors import InputError
@@ -125,6 +138,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     env = describe_env(config.env)
     groups = env.groups
     modules = assign_modules(groups, config.modules, config.fixed or ())
+    _validate_critic_reads(config, env)
     fixed = load_fixed(
         config.fixed,
         groups,
@@ -198,7 +212,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
             agent.rpartition("_")[0]
         ],
     )
-    result.rl_module(rl_module_spec=_module_spec(config, groups, modules))
+    result.rl_module(rl_module_spec=_module_spec(config, env, modules))
     _set_ppo(result, config, batch=steps // max(1, resources.num_learners))
     # RLlib gets no seed: it would import 1.5 s of modules only to set it.
     result.debugging(log_level="ERROR")
@@ -230,9 +244,9 @@ def _set_ppo(result: PPOConfig, config: TrainConfig, batch: int) -> None:
 
 
 def _module_spec(
-    config: TrainConfig, groups: Mapping[str, AgentGroup], modules: Mapping[str, str]
+    config: TrainConfig, env: EnvDescription, modules: Mapping[str, str]
 ) -> MultiRLModuleSpec:
-    specs = {}
+    specs, groups = {}, env.groups
     for name, module in modules.items():
         group = groups[name]
         # Describe the policy in plain values, from which any process can build it.
@@ -248,6 +262,11 @@ def _module_spec(
         }
         # Reject parts that fail on the group's tokens before a process starts.
         policy, tokens = build_policy({POLICY: options}), zero_tokens(group.tokens, 2)
+        if policy.recurrent and config.critic.name != "own":
+            raise InputError(
+                f"critic={config.critic.name}: expected a policy without memory, got "
+                f"pooling={config.pooling.name}; choose critic=own"
+            )
         try:
             with torch.no_grad():
                 policy(tokens)
@@ -259,11 +278,92 @@ def _module_spec(
                 f"{tuple(tokens.features.shape)}: {one_line(error)}; a head returns "
                 "(B, dim_out)"
             ) from error
+        model_config = {
+            POLICY: options,
+            VALUE_NORM: config.ppo.value_norm,
+            **_critic_config(config, env, modules, module),
+        }
+        _validate_critic(model_config, policy, group)
         # Each process builds its own copy of the module from this description.
         specs[module] = RLModuleSpec(
             module_class=TokenRLModule,
             observation_space=group.observation_space(),
             action_space=group.action_space,
-            model_config={POLICY: options},
+            model_config=model_config,
         )
     return MultiRLModuleSpec(rl_module_specs=specs)
+
+
+def _critic_config(
+    config: TrainConfig, env: EnvDescription, modules: Mapping[str, str], module: str
+) -> dict[str, Any]:
+    """Describe the critic of a module in plain values.
+
+    Raises:
+        InputError: groups of one module whose states differ.
+    """
+    members = [name for name, other in modules.items() if other == module]
+    states = [env.state_specs.get(name) for name in members]
+    if config.critic.name == "state" and states.count(states[0]) < len(states):
+        raise InputError(
+            f"critic: expected states of one form for the groups {sorted(members)} of "
+            f"the module {module!r}, got different ones"
+        )
+    context = {
+        "num_agents": max(env.groups[name].num_agents for name in members),
+        "state_spec": states[0] and states[0].to_json(),
+        "seed": config.seed,
+    }
+    return {CRITIC: dict(config.critic), CONTEXT: context}
+
+
+def _validate_critic(
+    model_config: Mapping[str, Any], policy: TokenPolicy, group: AgentGroup
+) -> None:
+    """Reject a critic that cannot be built, or computes nothing from zeros."""
+    try:
+        critic = build_critic(model_config, policy)
+    except InputError as error:
+        raise InputError(f"critic: {error}") from error
+    if critic is None:
+        return
+    context = model_config[CONTEXT]
+    is_state = critic.reads == "state"
+    spec = TokenSpec(**context["state_spec"]) if is_state else group.tokens
+    agents = context["num_agents"]
+    tokens = zero_tokens(spec, 2 * agents).map(lambda t: t.unflatten(0, (2, agents)))
+    try:
+        with torch.no_grad():
+            critic(tokens, torch.ones(2, agents, dtype=torch.bool))
+    except InputError as error:
+        raise InputError(f"critic: {error}") from error
+    except Exception as error:  # a plug-in may raise anything
+        raise InputError(
+            f"critic: {type(error).__name__} on tokens of shape "
+            f"{tuple(tokens.features.shape)}: {one_line(error)}"
+        ) from error
+
+
+def _validate_critic_reads(config: TrainConfig, env: EnvDescription) -> None:
+    """Reject a critic for which the environment or the policy lacks something."""
+    name = config.critic.name
+    if name == "own":
+        return
+    critic_class: type[Critic] = resolve(name, CRITICS, "critic", Critic)
+    reads = critic_class.reads
+    others = "choose critic=own"
+    if reads == "state":
+        others = "choose critic=own or critic=set"
+        learning = [group for group in env.groups if group not in (config.fixed or ())]
+        missing = [group for group in learning if group not in env.state_specs]
+        if missing:
+            raise InputError(
+                f"critic={name}: expected an environment with observe_state and "
+                f"state_specs of {', '.join(missing)}, got env={config.env.name}, "
+                f"which has none; {others}"
+            )
+    elif env.turn_based:
+        raise InputError(
+            f"critic={name}: expected an environment in which all agents act together, "
+            f"got env={config.env.name}, which is played in turns; {others}"
+        )

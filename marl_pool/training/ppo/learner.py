@@ -164,7 +164,11 @@ class BatchedPPOLearner(PPOTorchLearner):
             rows_by_module = episode_rows(training_data.episodes)
         move = operator.methodcaller("to", self._device)
         batch = {
-            mid: prepare_rows(map_rows(move, rows_by_module[mid]), settings)
+            mid: prepare_rows(
+                map_rows(move, rows_by_module[mid]),
+                settings,
+                self.module[mid].unwrapped().value_norm,
+            )
             for mid in sorted(rows_by_module)
         }
         # Seed every update by its own number, so that a resumed run repeats it exactly.
@@ -180,7 +184,10 @@ class BatchedPPOLearner(PPOTorchLearner):
         self._is_first, self._metrics = True, dict[tuple[str, str], Any]()
         last: dict[str, list[Microbatch]] = {}
         actors = {mid: self.module[mid].unwrapped().actor for mid in batch}
-        tokens = {mid: Tokens(**rows[Columns.OBS]) for mid, rows in batch.items()}
+        tokens = {
+            mid: Tokens(**rows[Columns.OBS]).flatten_batch()
+            for mid, rows in batch.items()
+        }
         # Microbatches serve the cache of a CPU. The compiled kernel looks after it
         # itself, and a GPU has none to serve.
         self._takes_whole = {
@@ -324,7 +331,10 @@ class BatchedPPOLearner(PPOTorchLearner):
             select = operator.itemgetter(rows[Columns.LOSS_MASK])
             steps = {key: rows[key] for key in STEP_COLUMNS if key in rows}
             rows, out = map_rows(select, steps), map_rows(select, out)
-        values = module.unwrapped().compute_values(rows, out[Columns.EMBEDDINGS])
+        if Columns.VF_PREDS in out:
+            values = module.unwrapped().scaled(out[Columns.VF_PREDS], rows)
+        else:
+            values = module.unwrapped().compute_values(rows, out[Columns.EMBEDDINGS])
         outputs = Outputs(rows, out[Columns.ACTION_DIST_INPUTS], values)
         self._keep_distance(module_id, outputs)
         return outputs

@@ -12,13 +12,25 @@ from torch.utils._pytree import tree_structure, tree_unflatten
 from typing_extensions import override
 
 from marl_pool.compiled import CompiledTokenPolicy
+from marl_pool.critics import CRITICS
+from marl_pool.critics.base import Critic
+from marl_pool.options.construction import build
 from marl_pool.policies.actions import ActionSpec, mask_logits
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.training.ppo.batch import STATE, VALUE_SCALE
+from marl_pool.training.ppo.batch import CRITIC_OBS, STATE, VALUE_SCALE
+from marl_pool.training.ppo.value_norm import ValueNorm
 
 POLICY = "policy"
 """Key of a module's ``model_config``: the arguments of a `TokenPolicy`, as JSON."""
+CRITIC = "critic"
+"""Key of a module's ``model_config``: name and options of a critic, as JSON, and under
+`CONTEXT` what it is built for."""
+CONTEXT = "critic_context"
+"""Key of a module's ``model_config``: number of agents, specification of the state,
+and seed."""
+VALUE_NORM = "value_norm"
+"""Key of a module's ``model_config``: True if values are normalized."""
 
 
 def build_policy(model_config: Mapping[str, Any]) -> TokenPolicy:
@@ -27,6 +39,20 @@ def build_policy(model_config: Mapping[str, Any]) -> TokenPolicy:
     spec = TokenSpec(**options.pop("spec"))
     action_space = ActionSpec(**options.pop("action_space"))
     return TokenPolicy(spec, action_space, **options)
+
+
+def build_critic(model_config: Mapping[str, Any], policy: TokenPolicy) -> Critic | None:
+    """Build the critic of a module; None if it is the policy's value head."""
+    options = dict(model_config.get(CRITIC, {"name": "own"}))
+    name = options.pop("name")
+    if name == "own":
+        return None
+    context = dict(model_config[CONTEXT])
+    if state_spec := context.pop("state_spec"):
+        context["state_spec"] = TokenSpec(**state_spec)
+    context["policy"] = policy
+    critic: Critic = build(name, CRITICS, "critic", Critic, options, context)
+    return critic
 
 
 class TokenRLModule(TorchRLModule, ValueFunctionAPI):
@@ -41,6 +67,13 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
         self.policy = build_policy(self.model_config)
         # A tuple, since it has the same parameters, which count once.
         self._compiled = (CompiledTokenPolicy(self.policy),)
+        self.critic = build_critic(self.model_config, self.policy)
+        self.value_norm = ValueNorm() if self.model_config.get(VALUE_NORM) else None
+        if self.critic is not None:
+            # Nothing of these is trained; learners in step wait for all gradients.
+            for part in (self.policy.value_head, self.policy.value_network):
+                if part is not None:
+                    part.requires_grad_(False)
 
     @property
     def actor(self) -> CompiledTokenPolicy:
@@ -56,12 +89,33 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
         tokens = Tokens(**batch[Columns.OBS])
+        if self.critic is not None and not self.actor.recurrent:
+            return self._forward_with_critic(self.critic, tokens, batch)
         if self.actor.recurrent:
             pooled, below_value = self._unroll(tokens, batch)
         else:
             pooled, below_value = self.actor.pool(tokens)
         return {
             Columns.EMBEDDINGS: below_value,
+            Columns.ACTION_DIST_INPUTS: mask_logits(
+                self.actor.logits(pooled), tokens.action_mask
+            ),
+        }
+
+    def _forward_with_critic(
+        self, critic: Critic, tokens: Tokens, batch: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        """Compute logits and values of steps ``(B,)``, or of teams ``(B, agents)``."""
+        shape = tokens.batch_shape
+        pooled = self.actor.network(tokens.flatten_batch()).unflatten(0, shape)
+        present = batch.get(Columns.LOSS_MASK)
+        if present is None:
+            present = torch.ones(shape, dtype=torch.bool, device=pooled.device)
+        shown = Tokens(**batch[CRITIC_OBS]) if CRITIC_OBS in batch else tokens
+        return {
+            Columns.VF_PREDS: critic(
+                shown, present, pooled if critic.shares_trunk else None
+            ),
             Columns.ACTION_DIST_INPUTS: mask_logits(
                 self.actor.logits(pooled), tokens.action_mask
             ),
@@ -89,5 +143,8 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
         """
         if embeddings is None:
             embeddings = self._forward(batch)[Columns.EMBEDDINGS]
-        values = self.actor.values(embeddings)
+        return self.scaled(self.actor.values(embeddings), batch)
+
+    def scaled(self, values: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """Return values ``(B,)`` in the units of the targets in the batch."""
         return values * batch[VALUE_SCALE] if VALUE_SCALE in batch else values

@@ -40,7 +40,9 @@ from marl_pool.training.ppo.faults import Failure
 from marl_pool.training.ppo.trajectories import (
     estimate_advantages,
     own_turns,
+    share_rewards,
     to_episodes,
+    to_teams,
     trajectory_rows,
 )
 from marl_pool.training.settings import TrainConfig
@@ -236,11 +238,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         # need neither whole episodes nor a second pass of the value head.
         fragments = {}
         for name in self.settings.modules:
-            trajectory = own_turns(trajectories[name])
-            estimates = estimate_advantages(
-                trajectory, self.config.gamma, self.config.lambda_
-            )
-            fragments[name] = (trajectory, *estimates)
+            fragments[name] = self._estimated(name, trajectories[name])
         # Count steps and episodes; log the returns of groups that do not learn, too.
         log, num_steps = self.metrics.log_value, steps * self.env.num_envs
         self.num_env_steps_sampled_lifetime += num_steps
@@ -255,6 +253,31 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             for value in returns.tolist():
                 log((EPISODE_RETURNS, name), value, reduce="item_series")
         return fragments
+
+    def _estimated(
+        self, name: str, trajectory: Trajectory
+    ) -> tuple[Trajectory, Tensor, Tensor]:
+        """Return a group's fragment with advantages and value targets."""
+        if self.run_config.ppo.share_reward:
+            trajectory = share_rewards(trajectory)
+        module = self.module[self.settings.modules[name]]
+        if (norm := module.value_norm) is not None:
+            trajectory = trajectory._replace(
+                values=norm.denormalize(trajectory.values),
+                next_values=norm.denormalize(trajectory.next_values),
+            )
+        trajectory = own_turns(trajectory)
+        gamma, gae_lambda = self.config.gamma, self.config.lambda_
+        estimates = estimate_advantages(trajectory, gamma, gae_lambda)
+        if module.critic is not None and module.critic.reads == "team":
+            modules = self.settings.modules
+            size = max(
+                group.num_agents
+                for other, group in self.env.groups.items()
+                if modules.get(other) == modules[name]
+            )
+            return to_teams(trajectory, *estimates, size)
+        return trajectory, *estimates
 
     def copy_weights(self, learner: Learner) -> None:
         """Copy the weights of the learner in this process, always the same one."""
@@ -369,6 +392,11 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             perturbation=perturbation,
             explore=self.config.explore,
             played=played,
+            critics={
+                name: critic
+                for name, module in self.settings.modules.items()
+                if (critic := self.module[module].critic) is not None
+            },
         )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from marl_pool.rollout import Trajectory
-from marl_pool.training.ppo.batch import BEGINS, STATE, Rows, map_rows
+from marl_pool.training.ppo.batch import BEGINS, CRITIC_OBS, STATE, Rows, map_rows
 
 RECORDED = (
     Columns.ACTION_LOGP,
@@ -133,6 +133,58 @@ def own_turns(trajectory: Trajectory) -> Trajectory:
     )
 
 
+def share_rewards(trajectory: Trajectory) -> Trajectory:
+    """Replace the rewards by the mean over the agents that are present, in each step.
+
+    The mean, not the sum, keeps the scale of returns where the number of agents varies.
+
+    Args:
+        trajectory: fragment ``(T, num_envs, agents)``, of any environment.
+    """
+    present = trajectory.active if trajectory.alive is None else trajectory.alive
+    earned = torch.where(present, trajectory.rewards, 0.0)
+    count = present.sum(-1, keepdim=True).clamp(min=1)
+    shared = earned.sum(-1, keepdim=True) / count
+    return trajectory._replace(rewards=torch.where(present, shared, 0.0))
+
+
+def to_teams(
+    trajectory: Trajectory, advantages: Tensor, value_targets: Tensor, size: int
+) -> tuple[Trajectory, Tensor, Tensor]:
+    """Make one agent of each team, whose columns hold those of its agents.
+
+    Args:
+        trajectory: fragment ``(T, num_envs, agents)``.
+        advantages: ``(T, num_envs, agents)``.
+        value_targets: ``(T, num_envs, agents)``.
+        size: slots for agents, at least their number; the others are absent.
+
+    Returns:
+        The arguments as ``(T, num_envs, 1, size, …)``, with `Trajectory.team`; rewards
+        and ``active`` are those of the team, ``(T, num_envs, 1)``.
+    """
+    missing = size - trajectory.rewards.shape[2]
+
+    def join(column: Tensor) -> Tensor:
+        empty = column.new_zeros((*column.shape[:2], missing, *column.shape[3:]))
+        return torch.cat([column, empty], 2)[:, :, None]
+
+    columns = ("tokens", "actions", "log_probs", "logits", "values", "critic_tokens")
+    joined = {
+        name: tree_map(lambda leaf: None if leaf is None else join(leaf), part)
+        for name in columns
+        if (part := getattr(trajectory, name)) is not None
+    }
+    team = trajectory._replace(
+        **joined,
+        rewards=trajectory.rewards.sum(2, keepdim=True),
+        active=trajectory.active.any(2, keepdim=True),
+        next_active=trajectory.next_active.any(2, keepdim=True),
+        team=join(trajectory.active),
+    )
+    return team, join(advantages), join(value_targets)
+
+
 def trajectory_rows(
     trajectory: Trajectory, advantages: Tensor, value_targets: Tensor
 ) -> Rows:
@@ -151,6 +203,11 @@ def trajectory_rows(
     begins[1:] = ended[:-1] | ~trajectory.active[:-1]
     columns = {
         Columns.OBS: trajectory.tokens.columns,
+        **(
+            {CRITIC_OBS: trajectory.critic_tokens.columns}
+            if trajectory.critic_tokens is not None
+            else {}
+        ),
         Columns.ACTIONS: trajectory.actions,
         **_recorded(trajectory, advantages, value_targets),
         BEGINS: begins,
@@ -188,6 +245,11 @@ def to_episodes(
         name: _by_agent(tensor, repeat_last=True)
         for name, tensor in trajectory.tokens.columns.items()
     }
+    if trajectory.critic_tokens is not None:
+        observations |= {
+            f"{CRITIC_OBS}/{name}": _by_agent(tensor, repeat_last=True)
+            for name, tensor in trajectory.critic_tokens.columns.items()
+        }
     # Reorder the recorded tensors by environment and agent. Store the state of every
     # step: RLlib may cut a chunk anywhere between learners.
     actions, rewards = _by_agent(trajectory.actions), _by_agent(trajectory.rewards)
@@ -197,7 +259,7 @@ def to_episodes(
     truncated = trajectory.truncated.cpu().numpy()
     # Slice each agent's life out of the arrays; the chunks are views, not copies.
     active = _by_agent(trajectory.active)
-    steps, num_envs, num_agents = trajectory.rewards.shape
+    steps, num_envs, num_agents = trajectory.active.shape
     infos: list[dict] = [{} for _ in range(steps + 1)]
     episodes = []
     for env in range(num_envs):
@@ -237,6 +299,7 @@ def _recorded(
     return {
         **dict(zip(RECORDED, (*tensors, advantages, value_targets), strict=True)),
         **{f"{STATE}/{number}": leaf for number, leaf in enumerate(leaves)},
+        **({} if trajectory.team is None else {Columns.LOSS_MASK: trajectory.team}),
     }
 
 

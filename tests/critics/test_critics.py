@@ -1,0 +1,152 @@
+"""Critics of a team and of the state: what their values depend on."""
+
+import pytest
+import torch
+
+from marl_pool.compiled.choice import use_kernels
+from marl_pool.critics.base import OwnCritic
+from marl_pool.critics.state import StateCritic
+from marl_pool.critics.team import TeamCritic
+from marl_pool.envs import make_batched_env
+from marl_pool.policies import make_policy
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import UnfitTokensError
+
+HEADS = ("ada", "avg", "max", "cls", "pma")
+AGENTS = 4
+
+
+def observed(num_agents: int = AGENTS, num_envs: int = 3):
+    env = make_batched_env(
+        "simple_spread", num_envs=num_envs, num_agents=num_agents, num_landmarks=2
+    )
+    env.reset()
+    return env, env.observe()["agent"]
+
+
+def policy_of(env, **options):
+    group = env.groups["agent"]
+    encoder = {"name": "transformer", "num_layers": 1}
+    return make_policy(
+        group.tokens,
+        group.action_space,
+        **{"encoder": encoder, "seed": 1, **options},
+    ).eval()
+
+
+def critic_of(env, pooling="ada", **options):
+    policy = policy_of(env, pooling=pooling)
+    return TeamCritic(policy, env.groups["agent"].num_agents, 2, **options).eval()
+
+
+def values_of(critic, tokens, present=None):
+    if present is None:
+        present = torch.ones(tokens.batch_shape, dtype=torch.bool)
+    with torch.no_grad():
+        return critic(tokens, present)
+
+
+def moved(tokens: Tokens, agent: int) -> Tokens:
+    """Change the observation of one agent."""
+    features = tokens.features.clone()
+    features[:, agent] += 5
+    return tokens._replace(features=features)
+
+
+@pytest.mark.parametrize("trunk", ["separate", "shared"])
+@pytest.mark.parametrize("pooling", HEADS)
+def test_a_value_depends_on_the_observations_of_the_whole_team(pooling, trunk):
+    env, tokens = observed()
+    critic = critic_of(env, pooling, trunk=trunk)
+    difference = values_of(critic, moved(tokens, 0)) - values_of(critic, tokens)
+    assert difference[:, 1:].abs().min() > 1e-6
+
+
+def test_a_value_of_the_own_critic_depends_on_the_own_observation_alone():
+    env, tokens = observed()
+    critic = OwnCritic(policy_of(env))
+    difference = values_of(critic, moved(tokens, 0)) - values_of(critic, tokens)
+    assert difference[:, 1:].abs().max() < 1e-6
+    assert difference[:, 0].abs().min() > 1e-6
+
+
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+@pytest.mark.parametrize("pooling", HEADS)
+def test_values_follow_the_order_of_the_agents(pooling, kernels):
+    env, tokens = observed()
+    critic = critic_of(env, pooling)
+    order = torch.tensor([2, 0, 3, 1])
+    with use_kernels(kernels):
+        values = values_of(critic, tokens)
+        reordered = values_of(critic, tokens.map(lambda part: part[:, order]))
+    torch.testing.assert_close(reordered, values[:, order], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", HEADS)
+def test_one_critic_serves_every_number_and_an_absent_agent_changes_nothing(pooling):
+    env, tokens = observed()
+    critic = critic_of(env, pooling)
+    for number in range(1, AGENTS):
+        few = tokens.map(lambda part, n=number: part[:, :n])
+        present = torch.arange(AGENTS).expand(3, -1) < number
+        # Neither what an absent agent sees nor that it has no token matters.
+        absent = ~present[..., None]
+        features = tokens.features.masked_fill(absent[..., None], 7.0)
+        shown = Tokens(features, tokens.types, tokens.padding | absent)
+        values = values_of(critic, shown, present)
+        assert values.isfinite().all()
+        torch.testing.assert_close(
+            values[:, :number], values_of(critic, few), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(("pooling", "changes"), [("max", False), ("sum", True)])
+def test_a_copy_of_a_teammate_changes_what_its_head_says(pooling, changes):
+    env, tokens = observed()
+    encoder = {"name": "identity"}
+    critic = critic_of(env, pooling, encoder=encoder, trunk="shared")
+    with_copy = tokens.map(lambda part: torch.cat([part, part[:, -1:]], 1))
+    values, expected = values_of(critic, with_copy)[:, :-2], values_of(critic, tokens)
+    assert torch.allclose(values, expected[:, :-1], atol=1e-5) is not changes
+
+
+def test_no_gradient_reaches_the_policy_from_a_separate_trunk():
+    env, tokens = observed()
+    for trunk, reaches in (("separate", False), ("shared", True)):
+        critic = critic_of(env, trunk=trunk)
+        present = torch.ones(tokens.batch_shape, dtype=torch.bool)
+        critic(tokens, present).sum().backward()
+        gradients = [p.grad is not None for p in critic.policy.network.parameters()]
+        assert any(gradients) is reaches
+        assert all(p.grad is not None for p in critic.parameters())
+
+
+@pytest.mark.parametrize("critic", ["set", "state"])
+def test_the_compiled_kernel_gives_the_values_of_torch(critic):
+    env, tokens = observed()
+    spec = env.state_specs["agent"]
+    made = critic_of(env) if critic == "set" else StateCritic(policy_of(env), spec, 2)
+    with use_kernels("torch"):
+        expected = values_of(made, tokens)
+    torch.testing.assert_close(values_of(made, tokens), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["simple_spread", "simple_tag", "simple_centroid"])
+def test_all_agents_are_shown_one_state(name):
+    env = make_batched_env(name, num_envs=3)
+    env.reset()
+    for group, tokens in env.observe_state().items():
+        env.state_specs[group].check(tokens)
+        assert (tokens.types == 0).sum(-1).unique().tolist() == [1]
+        state = env.state / env.feature_scale
+        expected = state.sort(1).values[:, None].expand_as(tokens.features)
+        assert torch.equal(tokens.features.sort(2).values, expected)
+        # The first token is the agent itself.
+        agents = env.token_entities(group)[:, 0]
+        assert torch.equal(tokens.features[:, :, 0], state[:, agents])
+
+
+def test_an_environment_without_a_state_says_so():
+    env = make_batched_env("cartpole", num_envs=1)
+    with pytest.raises(UnfitTokensError, match="CartPole does not define observe_sta"):
+        env.observe_state()

@@ -1,0 +1,226 @@
+"""Training with critics of the team and of the state, and normalized values."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("ray")
+
+from ray.rllib.core.columns import Columns
+from ray.rllib.evaluation.postprocessing import Postprocessing
+
+from helpers.farm import MortalHens
+from helpers.ppo import (
+    assert_same,
+    resumed,
+    rllib_config,
+    run_of,
+    weights_of,
+)
+from marl_pool.config import compose
+from marl_pool.critics.team import TeamCritic
+from marl_pool.policies import make_policy
+from marl_pool.rollout import Rollout
+from marl_pool.training.ppo.batch import episode_rows, num_steps, prepare_rows
+from marl_pool.training.ppo.trajectories import (
+    estimate_advantages,
+    share_rewards,
+    to_episodes,
+    to_teams,
+    trajectory_rows,
+)
+from marl_pool.training.ppo.value_norm import ValueNorm
+from marl_pool.training.settings import PPOSettings
+from marl_pool.utils.errors import InputError
+
+FARM = "env=helpers.farm:MortalHens"
+TOY = [
+    *("ppo.num_envs=4", "ppo.batch_size=48"),
+    *("ppo.minibatch_size=12", "ppo.num_epochs=2", "total_steps=48"),
+    *("checkpoint.every=1", "threads=1"),
+]
+SPREAD = ("env=simple_spread", "env.max_steps=3")
+
+
+def config_of(*overrides: str) -> dict:
+    layers = [] if "encoder=identity" in overrides else ["encoder.num_layers=1"]
+    return compose("train", [*TOY, *layers, *overrides])
+
+
+def fragment(steps: int = 9, num_envs: int = 3):
+    """Steps of both groups, where hens die, with a critic of the hens."""
+    env = MortalHens(num_envs, end_chance=0.15, max_steps=5)
+    encoder = {"name": "transformer", "num_layers": 1}
+    policies = {
+        name: make_policy(group.tokens, group.action_space, encoder=encoder, seed=0)
+        for name, group in env.groups.items()
+    }
+    critic = TeamCritic(policies["hen"], env.groups["hen"].num_agents, 0).eval()
+    rollout = Rollout(env, policies, explore=True, critics={"hen": critic})
+    return rollout.steps(steps), critic
+
+
+def test_a_rollout_records_the_values_of_the_critic():
+    parts, critic = fragment()
+    part = parts["hen"]
+    assert not part.active.all()
+    with torch.no_grad():
+        values = critic(part.tokens, part.active)
+    torch.testing.assert_close(part.values, values)
+    # Within an episode the next value is the next step's.
+    goes_on = ~(part.terminated | part.truncated)[:-1]
+    expected = part.values[1:][goes_on]
+    torch.testing.assert_close(part.next_values[:-1][goes_on], expected)
+
+
+def test_rows_of_teams_hold_the_steps_of_their_agents():
+    parts, _ = fragment()
+    part = parts["hen"]
+    estimates = estimate_advantages(part, 0.9, 0.9)
+    agents = part.active.shape[2]
+    single = trajectory_rows(part, *estimates)
+    teams = trajectory_rows(*to_teams(part, *estimates, agents + 2))
+    present = teams[Columns.LOSS_MASK]
+    assert not present[:, agents:].any()
+    assert num_steps(teams) == num_steps(single) == int(part.active.sum())
+    for settings in (PPOSettings(), PPOSettings(normalize_value_loss=False)):
+        prepared, expected = (prepare_rows(rows, settings) for rows in (teams, single))
+        # Absent agents enter no mean.
+        for column in (Postprocessing.ADVANTAGES, Postprocessing.VALUE_TARGETS):
+            numbers, others = prepared[column][present], expected[column]
+            torch.testing.assert_close(numbers.sort().values, others.sort().values)
+
+
+def test_agents_of_a_team_share_the_mean_of_their_rewards():
+    parts, _ = fragment()
+    shared = share_rewards(parts["hen"])
+    rewards, active = parts["hen"].rewards, parts["hen"].active
+    totals = (rewards * active).sum(-1)
+    torch.testing.assert_close((shared.rewards * active).sum(-1), totals)
+    assert (shared.rewards[~active] == 0).all()
+    # To the end of an episode all targets are equal.
+    terminated = torch.zeros_like(shared.terminated)
+    terminated[-1] = True
+    whole = shared._replace(
+        terminated=terminated,
+        truncated=torch.zeros_like(terminated),
+        active=torch.ones_like(active),
+        next_active=torch.ones_like(active),
+        next_values=shared.values.roll(-1, 0),
+        rewards=shared.rewards.amax(-1, keepdim=True).expand_as(rewards),
+    )
+    _, targets = estimate_advantages(whole, 0.9, 1.0)
+    torch.testing.assert_close(targets, targets[..., :1].expand_as(targets))
+
+
+def test_values_are_normalized_as_published():
+    generator = np.random.default_rng(0)
+    norm, beta = ValueNorm(), 0.99999
+    mean_sum = square_sum = debias = 0.0
+    numbers = torch.tensor([-3.0, 0.0, 40.0])
+    assert torch.equal(norm.normalize(numbers), numbers)
+    for scale in (1.0, 5.0, 30.0):
+        batch = scale * generator.standard_normal((7, 4)) - 20
+        norm.update(torch.tensor(batch))
+        mean_sum = beta * mean_sum + (1 - beta) * batch.mean()
+        square_sum = beta * square_sum + (1 - beta) * (batch**2).mean()
+        debias = beta * debias + (1 - beta)
+        mean = mean_sum / debias
+        deviation = np.sqrt(max(square_sum / debias - mean**2, 1e-2))
+        expected = torch.tensor((numbers.numpy() - mean) / deviation)
+        result = norm.normalize(numbers)
+        torch.testing.assert_close(result, expected.float(), rtol=1e-4, atol=1e-4)
+        back = norm.denormalize(result)
+        torch.testing.assert_close(back, numbers, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [*SPREAD, "critic=set", "ppo.value_norm=true"],
+        [*SPREAD, "critic=state", "ppo.share_reward=true"],
+        [FARM, "critic=set", "critic.trunk=shared", "ppo.value_norm=true"],
+        [*SPREAD, "ppo.value_norm=true"],
+    ],
+    ids=["set", "state", "groups", "own"],
+)
+def test_a_resumed_run_continues_exactly_and_saves_no_critic(tmp_path, options):
+    whole = run_of(tmp_path / "whole", config_of(*options, "total_steps=96"))
+    first = run_of(tmp_path / "parts", config_of(*options))
+    second = resumed(first.path, 96)
+    assert_same(second, whole)
+    names = weights_of(whole.policy_path("last"))
+    assert not [name for name in names if "critic" in name or "value_norm" in name]
+    plain = [option for option in options if not option.startswith("critic")]
+    reference = run_of(tmp_path / "own", config_of(*plain))
+    assert names.keys() == weights_of(reference.policy_path("last")).keys()
+
+
+def test_episodes_of_teams_hold_the_rows_of_a_local_learner():
+    parts, _ = fragment()
+    part = parts["hen"]._replace(critic_tokens=parts["hen"].tokens)
+    estimates = estimate_advantages(part, 0.9, 0.9)
+    team = to_teams(part, *estimates, part.active.shape[2])
+    options = {"group": "hen", "module_id": "hen", "prefix": "0"}
+    episodes = to_episodes(*team, **options, first_steps=np.zeros(3, np.int64))
+    expected = trajectory_rows(*team)
+    rows = episode_rows(episodes)["hen"]
+    assert rows.keys() == expected.keys()
+    for name, column in rows.items():
+        twin = expected[name]
+        pairs = [(column, twin)]
+        if isinstance(column, dict):
+            assert column.keys() == twin.keys()
+            pairs = [(column[key], twin[key]) for key in twin]
+        assert all(torch.equal(first, second) for first, second in pairs), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", ["set", "state"])
+def test_a_remote_learner_trains_with_a_critic(tmp_path, cluster, critic):
+    options = [*SPREAD, f"critic={critic}", "ppo.value_norm=true"]
+    config = config_of(*options, "total_steps=16", "resources.num_learners=1")
+    run = run_of(tmp_path / "remote", config)
+    assert all(t.isfinite().all() for t in weights_of(run.policy_path("last")).values())
+
+
+ATTENTION_NEURON = ("encoder=identity", "pooling=attention_neuron")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["env=cartpole", "critic=state", *ATTENTION_NEURON],
+            "critic=state: expected an environment with observe_state and state_specs "
+            "of agent, got env=cartpole, which has none; choose critic=own or "
+            "critic=set",
+        ),
+        (
+            ["env=cartpole", "critic=set", *ATTENTION_NEURON],
+            "critic=set: expected a policy without memory, got "
+            "pooling=attention_neuron; choose critic=own",
+        ),
+        (["env=simple_spread", "critic=sett"], "unknown critic 'sett'"),
+        (
+            ["env=simple_spread", "critic=set", "critic.trunk=both"],
+            "critic.trunk: expected separate or shared, got 'both'",
+        ),
+        (
+            ["env=simple_spread", "critic.trunk=shared"],
+            "critic.trunk: this critic takes no options",
+        ),
+        (
+            ["env=simple_spread", "critic=set", "critic.pooling=adda"],
+            "critic.pooling: unknown pooling 'adda'",
+        ),
+        (
+            ["env=simple_spread", "critic=set", "critic.pooling=attention_neuron"],
+            "critic: pooling: expected a head without memory, got 'attention_neuron'",
+        ),
+    ],
+)
+def test_a_critic_that_cannot_be_built_says_what_is_missing(options, message):
+    with pytest.raises(InputError) as caught:
+        rllib_config(config_of(*options))
+    assert message in str(caught.value)
