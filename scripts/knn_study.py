@@ -160,7 +160,7 @@ def caveat(table: Table) -> str:
     """Return a warning about the table's published numbers, or an empty string."""
     cells = table.get("ClsToken", {}).items()
     if any(isinstance(k, int) and cell.published is not None for k, cell in cells):
-        return ", ClsToken's of a network that cannot see the target: docs/results.md"
+        return ", ClsToken's of a network that cannot see the target: docs/findings.md"
     return ""
 
 

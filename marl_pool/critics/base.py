@@ -32,7 +32,7 @@ class Critic(nn.Module):
     """
 
     reads: ClassVar[Literal["own", "team", "state"]]
-    """What one value depends on: the observation of the agent, those of all agents of
+    """What one value depends on: the observation of the agent, all observations of
     the team, or the state of the environment."""
     shares_trunk: bool = False
     """True if the critic reads what the policy's set network makes of a set."""
@@ -51,7 +51,7 @@ class Critic(nn.Module):
     def forward(
         self, tokens: Tokens, present: Tensor, pooled: Tensor | None = None
     ) -> Tensor:
-        """Return values ``(*B, agents)``; those of absent agents have no meaning.
+        """Return values ``(*B, agents)``, without a meaning for absent agents.
 
         Args:
             tokens: what the critic reads, batch ``(*B, agents)``.

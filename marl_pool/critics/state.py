@@ -15,7 +15,7 @@ from marl_pool.tokens import Tokens, TokenSpec
 class StateCritic(Critic):
     """Values from the state of the environment as a set of tokens (MAPPO).
 
-    The tokens are those of `BatchedEnv.observe_state`: all entities, unperturbed, where
+    The tokens come from `BatchedEnv.observe_state`: all entities, unperturbed, where
     the agent itself has the type self.
 
     Args:

@@ -22,7 +22,7 @@ class TeamCritic(Critic):
 
     A set network pools the tokens of each agent to one vector. These vectors are the
     tokens of a second set network, which is computed once for each agent: the agent's
-    own vector has the type self and comes first, those of others have the type
+    own vector has the type self and comes first, the others' have the type
     teammate, and absent agents are padding. A value head reads the result. So the value
     of an agent depends on all observations of its team, permuting the other agents does
     not change it beyond rounding, and the same weights serve teams of every size.
@@ -103,7 +103,7 @@ def team_tokens(vectors: Tensor, present: Tensor) -> Tokens:
         present: ``(B, agents)`` bool.
 
     Returns:
-        Tokens ``(B · agents, agents, D)``; that of the agent itself comes first, and is
+        Tokens ``(B · agents, agents, D)``; the agent itself comes first, and is
         no padding even where the agent is absent.
     """
     agents, device = vectors.shape[1], vectors.device

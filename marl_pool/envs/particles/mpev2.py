@@ -111,8 +111,8 @@ class MPEv2(ParticleEnv):
     relative to its own, and type. Its own token has those in the plane. The order is
     self, landmarks, the other movable ones. Everything has a mass of
     2, so an agent's terminal speed is a fifth of its force. Scripted entities push with
-    a force of at most 1. The reward of the team, from the positions after a step, is
-    that of each agent; an entity that arrives in a step does not enter that step's. In
+    a force of at most 1. Each agent gets the reward of the team, from the
+    positions after a step; an entity that arrives in a step does not enter it. In
     formulas gap is the distance of two centres less both radii, and two touch if it is
     at most 0. There are no walls.
 
@@ -128,7 +128,7 @@ class MPEv2(ParticleEnv):
       shared these and ended with an error.
 
     Args:
-        domain: numbers of entities: 0 for those of training, 1 for more agents, 2 for
+        domain: numbers of entities: 0 as in training, 1 for more agents, 2 for
             more of the others.
         margin: steps at both ends of an episode in which nothing arrives; None for 0 in
             domain 0, and for 10, as in published tests, in the others.
@@ -179,7 +179,7 @@ class MPEv2(ParticleEnv):
         cls.type_names = ("self", *names)
 
     def _entities(self, kind: Kind) -> list[Entities]:
-        """Return those of the start, and those that arrive."""
+        """Return the entities of the start, and the newcomers."""
         _, high, arrivals = kind.counts[self.domain]
         is_agent, task = kind.name == "agent", self.task
         return [
@@ -209,7 +209,7 @@ class MPEv2(ParticleEnv):
             first = self._slices[kind.name].start
             slots = range(first, first + high)
             newcomers = range(slots.stop, slots.stop + arrivals)
-            # Numbers and times, then places of newcomers, then those of the start.
+            # Numbers and times, then places of newcomers, then of the others.
             parts = [2, arrivals, 2 * arrivals, 2 * TRIES * high]
             numbers = self.sample_uniform(keys, sum(parts), start)
             start += sum(parts)

@@ -173,7 +173,7 @@ class GuardScript(PairingScript):
 
 
 class EvadingScript(ForceHeuristic):
-    """Of the five choices, take the one that leads farthest from the adversaries.
+    """Take the choice, of five, that leads farthest from the adversaries.
 
     Each is imagined for twelve steps, in which the adversaries rest. A choice that ends
     outside the square loses against all that end inside.

@@ -52,7 +52,7 @@ class Departure:
 
 @dataclass(frozen=True)
 class Arrival(Departure):
-    """Rule by which new entities, at rest, join those of the start."""
+    """Rule by which new entities, at rest, join the first ones."""
 
     where: Literal["edge", "square", "disc"] = "edge"
     """Where they appear, uniformly: along the edge of a square around the origin, in
@@ -113,8 +113,8 @@ class _Leavers(NamedTuple):
 class EntityLives:
     """Lives of the entities of each episode, by rules.
 
-    Every entity that may arrive has a slot, after those of its kind that are there at
-    the start. Its life is two steps: that from which it is in the world, and that from
+    Every entity that may arrive has a slot, after its kind's entities of
+    the start. Its life is two steps: the first one in the world, and the first one in
     which it is gone, `NEVER` if that does not happen.
 
     Args:

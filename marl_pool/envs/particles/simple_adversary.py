@@ -20,7 +20,7 @@ ACCELERATION = 5.0
 class SimpleAdversary(SpeakingEnv):
     r"""Agents cover one landmark, the goal; an adversary does not know which it is.
 
-    With d the distance of the adversary to the goal and d_j that of agent j, the
+    With d and d_j the distances of the adversary and of agent j to the goal, the
     adversary gets -d and every agent
 
     .. math:: r = d - \min_j d_j
@@ -32,7 +32,7 @@ class SimpleAdversary(SpeakingEnv):
 
     Source: ``simple_adversary_v3`` of `mpe2 <https://mpe2.farama.org>`_ (`Lowe et al.,
     2017 <https://arxiv.org/abs/1706.02275>`_), whose physics, starts and rewards these
-    are. There, the number of landmarks is that of the agents.
+    are. There, landmarks are as many as agents.
 
     Args:
         num_agents: agents beside the one adversary.

@@ -20,7 +20,7 @@ ACCELERATION = 5.0
 class SimplePush(SpeakingEnv):
     r"""An agent goes to its goal; an adversary that does not know it pushes it away.
 
-    With d the distance of the adversary to the goal and d_1 that of the agent, the
+    With d and d_1 the distances of the adversary and of the agent to the goal, the
     agent gets -d_1 and the adversary d_1 - d. The two collide.
 
     A token has position and velocity relative to the observer, and in the agent's set

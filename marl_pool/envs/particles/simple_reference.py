@@ -27,8 +27,8 @@ class SimpleReference(SpeakingEnv):
     where :math:`\lambda` is the ``local_ratio``. Each moves and speaks in every step.
 
     A token has position and velocity relative to the observer, the identity of a
-    landmark as a one-hot vector, and a message. The set is the agent's own token, whose
-    identity is that of the other agent's goal; the landmarks with their identities,
+    landmark as a one-hot vector, and a message. The set is the agent's own token, with
+    the identity of the other agent's goal; the landmarks with their identities,
     which mpe2's vector has by their order; and the other agent's token, which holds
     nothing but its message of the last step. All start at rest and uniformly in
     [-1, 1] along each axis. Episodes end by truncation only.

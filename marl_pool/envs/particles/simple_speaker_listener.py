@@ -26,7 +26,7 @@ class SimpleSpeakerListener(SpeakingEnv):
 
     A token has position and velocity relative to the observer, the identity of a
     landmark as a one-hot vector, and the message. The speaker's set is its own token,
-    whose identity is that of the goal. The listener's set is its own token, the
+    with the identity of the goal. The listener's set is its own token, the
     speaker's, which holds nothing but the message of the last step, and the landmarks
     with their identities, which mpe2's vector has by their order. All start at rest
     and uniformly in [-1, 1] along each axis. Episodes end by truncation only.

@@ -31,7 +31,7 @@ class SimpleWorldComm(SpeakingEnv):
 
     .. math:: r = 2 f - 5 n - 2 b(|x|) - 2 b(|y|) - 0.05\, d
 
-    with n the number of predators that touch it, f that of food, d the distance to the
+    with n the number of predators that touch it, f of food, d the distance to the
     nearest food and b the penalty near the border of `SimpleTag`. Predators, prey and
     obstacles collide; food and forests do not.
 

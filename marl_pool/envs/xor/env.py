@@ -24,8 +24,8 @@ EXTENT = 1.6
 class XOR(BatchedEnv):
     r"""Agents see equal sets and get a reward if exactly one of them chooses 1.
 
-    Each agent has a token with one number; an agent observes its own and those of
-    the others, in the order of agents, itself first. For two agents the reward of both
+    Each agent has a token with one number; an agent observes the tokens of all, itself
+    first and the others in the order of agents. For two agents the reward of both
     is the exclusive or of their choices. Which of them chooses 1 does not matter, but
     they have to differ, and ``tie_breaker`` decides whether they can:
 

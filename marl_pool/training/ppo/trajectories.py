@@ -151,7 +151,7 @@ def share_rewards(trajectory: Trajectory) -> Trajectory:
 def to_teams(
     trajectory: Trajectory, advantages: Tensor, value_targets: Tensor, size: int
 ) -> tuple[Trajectory, Tensor, Tensor]:
-    """Make one agent of each team, whose columns hold those of its agents.
+    """Make one agent of each team, whose columns hold its agents'.
 
     Args:
         trajectory: fragment ``(T, num_envs, agents)``.
@@ -161,7 +161,7 @@ def to_teams(
 
     Returns:
         The arguments as ``(T, num_envs, 1, size, …)``, with `Trajectory.team`; rewards
-        and ``active`` are those of the team, ``(T, num_envs, 1)``.
+        and ``active`` are the team's, ``(T, num_envs, 1)``.
     """
     missing = size - trajectory.rewards.shape[2]
 

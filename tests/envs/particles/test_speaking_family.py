@@ -114,14 +114,16 @@ def sample(env: SpeakingEnv, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-@pytest.mark.parametrize(("name", "options", "theirs"), CASES)
-def test_every_step_agrees_with_mpe2(name, options, theirs, continuous):
+@pytest.mark.parametrize(("name", "options", "mpe2_options"), CASES)
+def test_every_step_agrees_with_mpe2(name, options, mpe2_options, continuous):
     env = build(name, 4, continuous_actions=continuous, **options)
     env.reset()
     rng = np.random.default_rng(3)
     env.state[..., :2] *= 0.6  # close together: they touch
     oracles = [
-        Oracle(name, env, row, continuous_actions=continuous, **_counts(name, theirs))
+        Oracle(
+            name, env, row, continuous_actions=continuous, **_counts(name, mpe2_options)
+        )
         for row in range(4)
     ]
     for _ in range(30):
@@ -148,8 +150,8 @@ def test_every_step_agrees_with_mpe2(name, options, theirs, continuous):
                 tokens = observations[kind].features[row, index].numpy()
                 types = observations[kind].types[row, index].tolist()
                 vector = VECTORS[name](env, kind, tokens, types)
-                seen = oracle.observation(agent)
-                np.testing.assert_allclose(vector, seen, rtol=0, atol=1e-9)
+                expected_vector = oracle.observation(agent)
+                np.testing.assert_allclose(vector, expected_vector, rtol=0, atol=1e-9)
 
 
 def _counts(name: str, options: dict[str, int]) -> dict[str, int]:
@@ -190,25 +192,25 @@ def adversary(env, kind, tokens, types):
     by_type = parts(env, kind, tokens, types)
     landmarks = by_type["landmark"]
     others = np.concatenate([by_type["adversary"], by_type["agent"]])
-    seen = [landmarks[:, :2].ravel(), others[:, :2].ravel()]
+    vectors = [landmarks[:, :2].ravel(), others[:, :2].ravel()]
     if kind == "agent":
-        seen.insert(0, landmarks[landmarks[:, 4] == 1, :2].ravel())
-    return np.concatenate(seen)
+        vectors.insert(0, landmarks[landmarks[:, 4] == 1, :2].ravel())
+    return np.concatenate(vectors)
 
 
 def push(env, kind, tokens, types):
     by_type = parts(env, kind, tokens, types)
     landmarks = by_type["landmark"]
     others = np.concatenate([by_type["adversary"], by_type["agent"]])
-    seen = [landmarks[:, :2].ravel(), others[:, :2].ravel()]
+    vectors = [landmarks[:, :2].ravel(), others[:, :2].ravel()]
     if kind == "agent":
         # The colours of landmarks are constant; the agent's tells the goal.
         is_goal = landmarks[:, 4]
         color = [0.25, *(0.25 + 0.5 * is_goal)]
         colors = [0.1, 0.9, 0.1, 0.1, 0.1, 0.9]
-        seen[1:1] = [np.array(colors)]
-        seen[:0] = [landmarks[is_goal == 1, :2].ravel(), np.array(color)]
-    return np.concatenate([-landmarks[0, 2:4], *seen])
+        vectors[1:1] = [np.array(colors)]
+        vectors[:0] = [landmarks[is_goal == 1, :2].ravel(), np.array(color)]
+    return np.concatenate([-landmarks[0, 2:4], *vectors])
 
 
 def world_comm(env, kind, tokens, types):

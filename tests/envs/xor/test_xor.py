@@ -47,9 +47,9 @@ def test_random_numbers_differ_from_step_to_step_and_agree_between_agents() -> N
     before = env.numbers.clone()
     env.step({"agent": torch.zeros(5, 3, dtype=torch.int64)})
     assert (env.numbers != before).all()
-    seen = env.observe()["agent"].features[..., 0].sort(-1).values
-    assert torch.equal(seen[:, 0], seen[:, 1])
-    assert torch.equal(seen[:, 0], seen[:, 2])
+    numbers = env.observe()["agent"].features[..., 0].sort(-1).values
+    assert torch.equal(numbers[:, 0], numbers[:, 1])
+    assert torch.equal(numbers[:, 0], numbers[:, 2])
 
 
 def mean_reward(env: XOR, policy: torch.nn.Module, explore: bool = False) -> float:

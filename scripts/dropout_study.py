@@ -1,0 +1,160 @@
+"""Table and curves of the study of dropout in the learner: docs/data/dropout.csv.
+
+    python scripts/dropout_study.py collect RUNS --out docs/data/dropout.csv
+    python scripts/dropout_study.py table docs/data/dropout.csv --out dropout.png
+
+`collect` reads the configurations and metrics of the runs in a folder, every tenth
+iteration. `table` prints, for each cell, the final return of each seed, their mean and
+interquartile mean with bootstrap intervals, and the probability that a run of the cell
+returns more than one of AdaPool. A final return is the mean over the last tenth of the
+recorded iterations.
+"""
+
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pandas as pd
+import yaml
+from markdown_tables import markdown_table
+from study_arguments import new_picture, reported
+
+from marl_pool.evaluation.statistics.intervals import (
+    bootstrap,
+    interquartile_mean,
+    probability_of_improvement,
+)
+from marl_pool.files.figures import (
+    figure_style,
+    legend_below,
+    line_styles,
+    new_figure,
+    save_png,
+    short_number,
+    style_axes,
+)
+from marl_pool.utils.errors import InputError
+
+KEYS = ["counts", "dropout", "pooling"]
+METRICS = ["return_mean", "agent/entropy", "agent/first_kl"]
+LABELS = ["mean return", "entropy, nats", "KL before the first step, nats"]
+EVERY = 10
+"""Iterations between two recorded ones; their metrics are averaged."""
+REFERENCE = "ada"
+RANDOM, SCRIPTED = -1.89, -0.23
+"""Returns of random actions and of the scripted policy."""
+
+
+def collect(runs: Path) -> pd.DataFrame:
+    """Return the metrics of all runs in a folder, averaged over `EVERY` iterations."""
+    frames = []
+    for file in sorted(runs.glob("*/metrics.csv")):
+        config = yaml.safe_load((file.parent / "config.yaml").read_text("utf-8"))
+        metrics = pd.read_csv(file)
+        if metrics["env_steps"].iloc[-1] < config["total_steps"]:
+            continue  # not finished
+        blocks = metrics.groupby((metrics["iteration"] - 1) // EVERY)
+        frame = blocks[METRICS].mean().assign(env_steps=blocks["env_steps"].max())
+        cell = (config["env"]["counts"], config["ppo"]["dropout"])
+        frame["counts"], frame["dropout"] = cell
+        frames.append(
+            frame.assign(pooling=config["pooling"]["name"], seed=config["seed"])
+        )
+    if not frames:
+        raise InputError(f"{runs}: expected finished runs, got none")
+    return pd.concat(frames)[[*KEYS, "seed", "env_steps", *METRICS]]
+
+
+def final_returns(table: pd.DataFrame) -> pd.Series:
+    """Return the final mean return of each run, by cell and seed."""
+    last = table[table["env_steps"] > 0.9 * table["env_steps"].max()]
+    return last.groupby([*KEYS, "seed"])["return_mean"].mean()
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """Format a row for each cell."""
+    finals, rows = final_returns(table), []
+    for cell, values in finals.groupby(level=KEYS):
+        counts, dropout, head = cell
+        returns = values.to_numpy()
+        reference = finals.xs((counts, dropout), level=KEYS[:2])
+        if REFERENCE not in reference:
+            raise InputError(f"{cell}: expected runs of {REFERENCE} to compare with")
+        opponents = reference[REFERENCE].to_numpy()
+        wins = probability_of_improvement(returns[:, None], opponents[:, None])
+        estimates = [bootstrap(returns), bootstrap(returns, interquartile_mean)]
+        rows.append(
+            [
+                counts,
+                f"{dropout:g}",
+                head,
+                ", ".join(f"{value:.2f}" for value in returns),
+                *(_interval(*estimate) for estimate in estimates),
+                "" if head == REFERENCE else f"{float(wins):.2f}",
+            ]
+        )
+    head = ["counts", "dropout", "head", "each seed", "mean", "IQM", "beats ada"]
+    return markdown_table(head, rows)
+
+
+def _interval(value: float, low: float, high: float) -> str:
+    between = "" if low != low else f" ({low:.2f} to {high:.2f})"
+    return f"{value:.2f}{between}"
+
+
+@figure_style()
+def draw(table: pd.DataFrame, out: Path) -> None:
+    """Plot curves: a row for each metric, a column for each level and dropout."""
+    cells = list(table.groupby(KEYS[:2], sort=False))
+    styles = line_styles(list(dict.fromkeys(table["pooling"])))
+    figure = new_figure(3.2 * len(cells), 7.5)
+    grid = figure.subplots(
+        len(METRICS), len(cells), sharey="row", sharex=True, squeeze=False
+    )
+    for column, ((counts, dropout), cell) in zip(grid.T, cells, strict=True):
+        column[0].set_title(f"{counts}, dropout {dropout:g}")
+        for axes, metric in zip(column, METRICS, strict=True):
+            for head, runs in cell.groupby("pooling", sort=False):
+                curves = runs.pivot(index="env_steps", columns="seed", values=metric)
+                color = styles[head].color
+                axes.plot(curves, color=color, linewidth=0.7, alpha=0.5)
+                axes.plot(curves.mean(axis=1), color=color, linewidth=2, label=head)
+            style_axes(axes)
+            axes.xaxis.set_major_formatter(short_number)
+        for level in (RANDOM, SCRIPTED):
+            column[0].axhline(level, color="#8a8a84", linewidth=0.8, linestyle=":")
+        column[-1].set_xlabel("env steps")
+    for axes, label in zip(grid[:, 0], LABELS, strict=True):
+        axes.set_ylabel(label)
+    grid[-1, 0].set_yscale("symlog", linthresh=1e-3)
+    grid[-1, 0].set_ylim(bottom=0)
+    for axes in grid[-1]:
+        axes.yaxis.set_major_formatter(short_number)
+    handles, names = grid[0, 0].get_legend_handles_labels()
+    legend_below(figure, handles, names)
+    save_png(figure, out, 110)
+
+
+def main() -> None:
+    """Collect runs, or tabulate and draw what was collected."""
+    parser = ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("action", choices=["collect", "table"])
+    parser.add_argument("source", type=Path, help="folder of runs, or the CSV")
+    parser.add_argument("--out", type=new_picture, help="CSV or picture to write")
+    arguments = parser.parse_args()
+    with reported(parser):
+        if arguments.action == "collect":
+            if arguments.out is None:
+                raise InputError("--out: expected the CSV to write")
+            rows = collect(arguments.source)
+            rows.round(4).to_csv(arguments.out, index=False)
+            return
+        if not arguments.source.is_file():
+            raise InputError(f"{arguments.source}: no such file")
+        table = pd.read_csv(arguments.source)
+        print(markdown(table))
+        if arguments.out is not None:
+            draw(table, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
