@@ -170,6 +170,9 @@ class BatchedEnv(ABC):
     """True if each environment is a separate simulator; a machine holds few."""
     turn_based: bool = False
     """True if not every living agent acts in every step; see `alive`."""
+    shows_state: ClassVar[bool] = False
+    """True if `observe` shows each agent the whole state, so that `observe_state` is
+    `observe`."""
     patch_grid: PatchGrid | None = None
     """Position of the tokens in a `frame`, if they are patches of an image."""
     groups: dict[str, AgentGroup]
@@ -178,6 +181,8 @@ class BatchedEnv(ABC):
     @property
     def state_specs(self) -> dict[str, TokenSpec]:
         """For each group, the specification of `observe_state`; by default none."""
+        if self.shows_state:
+            return {name: group.tokens for name, group in self.groups.items()}
         return {}
 
     def __init__(
@@ -367,6 +372,8 @@ class BatchedEnv(ABC):
         Raises:
             UnfitTokensError: the environment offers no state.
         """
+        if self.shows_state:
+            return self.observe()
         raise UnfitTokensError(f"{type(self).__name__} does not define observe_state")
 
     @abstractmethod

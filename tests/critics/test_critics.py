@@ -146,6 +146,16 @@ def test_all_agents_are_shown_one_state(name):
         assert torch.equal(tokens.features[:, :, 0], state[:, agents])
 
 
+@pytest.mark.parametrize("name", ["boxworld", "xor"])
+def test_an_environment_that_shows_its_state_has_one(name):
+    env = make_batched_env(name, num_envs=3)
+    env.reset()
+    for group, tokens in env.observe_state().items():
+        env.state_specs[group].check(tokens)
+        observation = env.observe()[group]
+        assert all(map(torch.equal, tokens[:3], observation[:3]))
+
+
 def test_an_environment_without_a_state_says_so():
     env = make_batched_env("cartpole", num_envs=1)
     with pytest.raises(UnfitTokensError, match="CartPole does not define observe_sta"):

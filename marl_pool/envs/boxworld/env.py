@@ -130,6 +130,7 @@ class BoxWorld(BatchedEnv):
     """
 
     state_names = ("codes", "places")
+    shows_state = True
     codes: Tensor
     """``(num_envs, n² + 2)`` int64, the code of each place; see `Levels`."""
     places: Tensor

@@ -51,7 +51,7 @@ class XOR(BatchedEnv):
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("numbers", "choices")
-    steps_past_end = True
+    steps_past_end = shows_state = True
 
     def __init__(
         self,
