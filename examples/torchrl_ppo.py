@@ -52,8 +52,7 @@ def main() -> None:
     loss.make_value_estimator(gamma=0.9, lmbda=0.9)
     optimizer = torch.optim.Adam(loss.parameters(), 1e-3)
     frames, total = arguments.frames, arguments.frames * arguments.iterations
-    collector = Collector(env, actor, frames_per_batch=frames, total_frames=total)
-    for batch in collector:
+    for batch in Collector(env, actor, frames_per_batch=frames, total_frames=total):
         for _ in range(4):
             with torch.no_grad():
                 loss.value_estimator(batch, params=loss.critic_network_params)

@@ -263,7 +263,14 @@ UNBOUNDED = {
     *("seed", "data_seed", "first_env", "first_episode"),  # any number will do
     *("no_reward_limit", "action_repeat", "frame_skip", "noop_max"),
     *("every", "held", "ramp", "pretrain_epochs"),  # these take time, not memory
-    *("agents", "onset", "end", "presence"),  # indices, step numbers
+    *(
+        "agents",
+        "onset",
+        "end",
+        "presence",
+        "margin",
+        "markers",
+    ),  # indices, step numbers
     *(
         "dtype",
         "options",

@@ -13,9 +13,8 @@ from marl_pool.policies import make_policy
 from marl_pool.tokens import SELF_TYPE, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
-PARTICLES = {"simple_centroid", "simple_spread", "simple_tag"}
-MPEV2 = {name for name in env_names() if name.startswith("mpev2_")}
-KNOWN = {"boxworld", "cartpole", "pettingzoo", *PARTICLES, *MPEV2}
+PARTICLES = {name for name in env_names() if name.startswith(("simple_", "mpev2_"))}
+KNOWN = {"boxworld", "cartpole", "pettingzoo", "xor", *PARTICLES}
 
 
 def test_signal_is_of_known_types() -> None:
