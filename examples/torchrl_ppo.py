@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--frames", type=int, default=1000, help="of an iteration")
     parser.add_argument("--episodes", type=int, default=256)
-    arguments = parser.parse_args()
+    args = parser.parse_args()
 
     torch.manual_seed(0)
     env = PettingZooWrapper(make_env(**ENV), use_mask=False, seed=0)
@@ -51,7 +51,7 @@ def main() -> None:
     loss.set_keys(**names, **keys)
     loss.make_value_estimator(gamma=0.9, lmbda=0.9)
     optimizer = torch.optim.Adam(loss.parameters(), 1e-3)
-    frames, total = arguments.frames, arguments.frames * arguments.iterations
+    frames, total = args.frames, args.frames * args.iterations
     for batch in Collector(env, actor, frames_per_batch=frames, total_frames=total):
         for _ in range(4):
             with torch.no_grad():
@@ -63,7 +63,7 @@ def main() -> None:
                 objective.backward()
                 optimizer.step()
     for env in (ENV, LARGE):
-        marl_pool.evaluate(as_policy(actor), env, episodes=arguments.episodes)
+        marl_pool.evaluate(as_policy(actor), env, episodes=args.episodes, title="PPO")
 
 
 if __name__ == "__main__":
