@@ -75,6 +75,7 @@ class Task:
         published: figures of the published code, measured on other machines, by row.
         steps: steps of every environment in a sampled fragment.
         iterations: maximal number of measured iterations.
+        num_agents: agents that learn in an environment, whose steps a batch counts.
     """
 
     overrides: tuple[str, ...]
@@ -83,6 +84,7 @@ class Task:
     published: Mapping[str, str] = field(default_factory=dict)
     steps: int = 128
     iterations: int = 3
+    num_agents: int = 1
 
     def about(self, row: str) -> str:
         """Return the published code's figure as text."""
@@ -91,7 +93,8 @@ class Task:
 
     def sampling(self, size: Size, num_env_runners: int = 0) -> dict[str, Any]:
         """Return a run's configuration with one fragment per iteration."""
-        batch = self.num_envs * self.fragment(size) * max(1, num_env_runners)
+        num_rows = self.num_envs * self.num_agents * max(1, num_env_runners)
+        batch = num_rows * self.fragment(size)
         overrides = [
             f"ppo.num_envs={self.num_envs}",
             f"ppo.batch_size={batch}",
@@ -142,7 +145,7 @@ TASKS = {
             "sample": "1624 steps/s",
         },
     ),
-    "simple_spread": Task(("experiment=simple_spread",)),
+    "simple_spread": Task(("experiment=simple_spread",), num_agents=3),
     "boxworld_pixels": Task(
         ("experiment=boxworld", "env.observation=pixels", "ppo=fast"),
         num_envs=96,
