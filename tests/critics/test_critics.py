@@ -146,6 +146,44 @@ def test_all_agents_are_shown_one_state(name):
         assert torch.equal(tokens.features[:, :, 0], state[:, agents])
 
 
+SPEAKING = [
+    *("simple_adversary", "simple_push", "simple_reference"),
+    *("simple_speaker_listener", "simple_world_comm"),
+]
+
+
+@pytest.mark.parametrize("name", SPEAKING)
+def test_the_state_shows_goals_and_messages_to_all(name):
+    env = make_batched_env(name, num_envs=3)
+    env.reset()
+    env.words = torch.rand_like(env.words)
+    for group, tokens in env.observe_state().items():
+        env.state_specs[group].check(tokens)
+        assert tokens.num_tokens == len(env.entities)
+        assert (tokens.types == 0).sum(-1).unique().tolist() == [1]
+        goals = tokens.features[..., 4 : 4 + env.num_goals]
+        assert (goals.sum(2) == 1).all()
+        places = torch.einsum("btng,btnx->btgx", goals, tokens.features[..., :2])
+        expected = env.goal_places() if env.num_goals else places[:, 0]
+        assert torch.allclose(places, expected[:, None].expand_as(places))
+        messages = tokens.features[..., 4 + env.num_goals :].sum(2)
+        said = env.words.sum(1)[:, None].expand_as(messages)
+        assert torch.allclose(messages, said)
+
+
+@pytest.mark.parametrize("name", ["simple_spread", "simple_tag"])
+def test_an_entity_that_is_absent_is_padding_of_the_state(name):
+    env = make_batched_env(name, num_envs=3, arrivals=[{"step": 2}])
+    env.reset()
+    for step in range(3):
+        for group, tokens in env.observe_state().items():
+            assert torch.equal(tokens.padding, env.observe()[group].padding)
+            assert tokens.padding.any() == (step < 2)
+        env.step(
+            {n: torch.zeros(3, g.num_agents).long() for n, g in env.groups.items()}
+        )
+
+
 @pytest.mark.parametrize("name", ["boxworld", "xor"])
 def test_an_environment_that_shows_its_state_has_one(name):
     env = make_batched_env(name, num_envs=3)

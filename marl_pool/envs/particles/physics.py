@@ -356,12 +356,22 @@ class ParticleEnv(BatchedEnv):
             features = features.view(*types.shape, 4).sub_(origin)
             if self.feature_scale != 1:
                 features.div_(self.feature_scale)
-            if self.lives is not None:
-                present = self.present.index_select(1, self._order[name].flatten())
-                present = present.view(types.shape)
-                padding = ~(present & present[..., :1])
+            padding = self._absent(self._order[name], padding)
             observations[name] = Tokens(features, types, padding)
         return observations
+
+    def _absent(self, order: Tensor, padding: Tensor) -> Tensor:
+        """Return which tokens ``(num_envs, agents, N)`` show nothing, or ``padding``.
+
+        Args:
+            order: ``(agents, N)`` entities of the tokens, the observer first.
+            padding: where nothing comes or goes.
+        """
+        if self.lives is None:
+            return padding
+        present = self.present.index_select(1, order.flatten())
+        present = present.view(self.num_envs, *order.shape)
+        return ~(present & present[..., :1])
 
     @property
     @override
@@ -375,6 +385,7 @@ class ParticleEnv(BatchedEnv):
         for name, (_, types, padding) in self._views.items():
             features = self.state.index_select(1, self._order[name].flatten())
             features = features.view(*types.shape, 4).div_(self.feature_scale)
+            padding = self._absent(self._order[name], padding)
             states[name] = Tokens(features, types, padding)
         return states
 
