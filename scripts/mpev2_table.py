@@ -1,6 +1,6 @@
 """Train heads with PPO on MPEv2's tasks, and tabulate them in its other domains.
 
-    python scripts/mpev2_table.py --out DIR --heads ada mean --seeds 5
+    python scripts/mpev2_table.py --out DIR --heads ada avg --seeds 5
     python scripts/mpev2_table.py --out DIR --anchors      # policies that learn nothing
 
 Each of the six tasks is trained in domain 0, and played in domain 1, with more agents,
