@@ -41,6 +41,8 @@ NAMES = {
     "sample/boxworld_pixels/two_runners",
     "sample/pong",
     "sample/pong/floor",
+    "iteration/own_critic",
+    "iteration/set_critic",
     "iteration/simple_centroid",
     "iteration/simple_centroid/fast",
     "iteration/boxworld_pixels",
