@@ -171,7 +171,10 @@ class NetworkPlan:
         # A compiler must not meet the rest.
         if not may_run(features.device.type):
             return False
-        weight = tensors_of(self.weights[:1])[0]
+        # A library may put plain tensors in the place of all parameters.
+        module, name = self.weights[0]
+        if (weight := module._parameters.get(name)) is None:
+            return False
         narrow = self.sizes.heads == self.sizes.dim
         return (
             type(features) is Tensor

@@ -118,6 +118,19 @@ def test_a_value_of_the_own_observation_depends_on_no_other_agent() -> None:
     assert (difference[:, 0] > 1e-6).all()
 
 
+def test_plain_tensors_may_take_the_place_of_parameters() -> None:
+    critic, observed = SetCritic(token_observations(), **SMALL), observations(4, 3)
+    expected = values(critic, observed)
+    # As TorchRL 0.11 does it for target networks.
+    for module in critic.modules():
+        for name, parameter in [*module._parameters.items()]:
+            if parameter is not None:
+                del module._parameters[name]
+                setattr(module, name, parameter.detach())
+    assert not list(critic.parameters())
+    torch.testing.assert_close(values(critic, observed), expected)
+
+
 def test_a_team_has_one_value_in_any_order_of_agents() -> None:
     critic = SetCritic(token_observations(), scope="team", **SMALL).double()
     observed = observations(2, NUM_AGENTS)
