@@ -108,6 +108,18 @@ class Episodes(NamedTuple):
     """For each group ``(episodes, agents)`` float64, undiscounted."""
     lengths: Tensor
     """``(episodes,)`` int64, steps."""
+    attended: dict[str, Tensor]
+    """For each group ``(episodes, agents)`` bool: agents that lived in some step."""
+
+    def means(self) -> dict[str, Tensor]:
+        """Return for each group ``(episodes,)``, the means over agents that attended.
+
+        A group none of whose agents attended earned 0.
+        """
+        return {
+            name: returns.sum(1) / self.attended[name].sum(1).clamp(min=1)
+            for name, returns in self.returns.items()
+        }
 
 
 class _Ending(NamedTuple):
@@ -122,6 +134,7 @@ class _Ending(NamedTuple):
     states: dict[str, State]
     returns: dict[str, Tensor]
     lengths: Tensor
+    attended: dict[str, Tensor]
 
 
 class _FinalObservation(NamedTuple):
@@ -255,6 +268,11 @@ class Rollout:
                 (env.num_envs, group.num_agents), dtype=torch.float64, device=env.device
             )
             for name, group in env.groups.items()
+        }
+        # Agents that have lived in the running episodes.
+        self._attended = {
+            name: torch.full_like(returns, not env.may_be_absent, dtype=torch.bool)
+            for name, returns in self._returns.items()
         }
         self._finished: list[Episodes] = []
         self._played = torch.full_like(env.env_ids, played)
@@ -410,10 +428,8 @@ class Rollout:
             ended = transition.step.terminated | transition.step.truncated
             if self.sync_free or ended.any():
                 # Copy the dictionaries, whose entries the reset replaces.
-                states, returns = dict(self.states), dict(self._returns)
-                critic_tokens = self._critic_tokens()
-                observed = self.tokens, critic_tokens, states
-                endings.append(_Ending(t, ended, *observed, returns, self._lengths))
+                observed = self.tokens, self._critic_tokens(), dict(self.states)
+                endings.append(_Ending(t, ended, *observed, *self._totals()))
                 self._restart(ended)
         return fragment, endings
 
@@ -506,7 +522,7 @@ class Rollout:
             if ended.any():
                 self._played = self._played + ended
                 order.append(positions[ended])
-                parts.append(_index((self._returns, self._lengths), ended))
+                parts.append(_index(self._totals(), ended))
                 over |= ended
                 if over.sum() > idle * len(over) or over.all():
                     positions = positions[~over]
@@ -516,8 +532,7 @@ class Rollout:
                 self._observe()
         # Episodes were recorded as they ended; sort them by position.
         by_position = torch.cat(order).argsort()
-        returns, lengths = _index(_concatenate(parts), by_position)
-        self._finished.append(Episodes(returns, lengths))
+        self._finished.append(_index(_concatenate(parts), by_position))
 
     def pop_finished(self) -> list[Episodes]:
         """Return the episodes that ended since the last call."""
@@ -533,6 +548,7 @@ class Rollout:
             "perturbation_states": dict(self.perturbation_states),
             "tokens": {name: tokens.parts for name, tokens in self.tokens.items()},
             "returns": dict(self._returns),
+            "attended": dict(self._attended),
             "lengths": self._lengths,
             "played": self._played,
             "finished": [tuple(part) for part in self._finished],
@@ -548,6 +564,7 @@ class Rollout:
         self.perturbation_states = dict(state["perturbation_states"])
         self.tokens = {name: Tokens(*parts) for name, parts in state["tokens"].items()}
         self._returns, self._lengths = dict(state["returns"]), state["lengths"]
+        self._attended = dict(state["attended"])
         self._played = state["played"]
         self._finished = [Episodes(*parts) for parts in state["finished"]]
 
@@ -564,7 +581,11 @@ class Rollout:
         decisions = {name: self._decide(name) for name in self.policies}
         # Step: actions are scaled from the policy's units to the space's.
         has_memory = any(self.states.values())
-        alive = self.env.alive if has_memory else {}
+        may_be_absent = self.env.may_be_absent
+        alive = self.env.alive if has_memory or may_be_absent else {}
+        if may_be_absent:
+            for name, living in alive.items():
+                self._attended[name] = self._attended[name] | living
         acting = self.env.active if has_memory and self.env.turn_based else {}
         actions = {
             name: self.policies[name].scale(decision.action)
@@ -591,13 +612,17 @@ class Rollout:
         for name, where in acting.items():
             old = transition.states[name]
             self.states[name] = _choose(where, self.states[name], old)
-        if alive:
+        if has_memory:
             self._reset_states_of_newborn(alive, reads=reads)
         # Sum up rewards and steps of the running episodes.
         for name, rewards in step.rewards.items():
             self._returns[name] = self._returns[name] + rewards
         self._lengths = self._lengths + 1
         return transition
+
+    def _totals(self) -> Episodes:
+        """Return what the running episodes add up to so far."""
+        return Episodes(dict(self._returns), self._lengths, dict(self._attended))
 
     def _state_tokens(self) -> dict[str, Tokens]:
         """Return the states that critics read, by group; none if no critic does."""
@@ -762,6 +787,11 @@ class Rollout:
             name: total.masked_fill(ended[:, None], 0.0)
             for name, total in self._returns.items()
         }
+        if self.env.may_be_absent:
+            self._attended = {
+                name: attended & ~ended[:, None]
+                for name, attended in self._attended.items()
+            }
         with env_call(self.env, "a reset"):
             self.env.reset(ended)
         self._start_episodes(ended)
@@ -826,6 +856,7 @@ class Rollout:
         self.states = _index(self.states, rows)
         self.perturbation_states = _index(self.perturbation_states, rows)
         self._returns = _index(self._returns, rows)
+        self._attended = _index(self._attended, rows)
         self._lengths, self._played = self._lengths[rows], self._played[rows]
 
     def _record(
@@ -937,9 +968,9 @@ def _collect(endings: list[_Ending]) -> tuple[list[_FinalObservation], list[Epis
     finals, episodes = [], []
     for ending, step_rows in zip(endings, rows.split(counts), strict=True):
         if len(step_rows):
-            *observed, returns, lengths = _index(ending[2:], step_rows)
+            *observed, returns, lengths, attended = _index(ending[2:], step_rows)
             finals.append(_FinalObservation(ending.time, step_rows, *observed))
-            episodes.append(Episodes(returns, lengths))
+            episodes.append(Episodes(returns, lengths, attended))
     return finals, episodes
 
 

@@ -222,7 +222,8 @@ def play(
         draw: number of the perturbation's sample; see `Rollout`.
         after: steps of an episode from which on rewards are summed, too.
     """
-    returns, tails = [], []
+    returns = []
+    later: dict[int, list[dict[str, Tensor]]] = {step: [] for step in after}
     # Run no more than `SIMULATORS` simulators at a time.
     rows = torch.arange(env.num_envs, device=env.device)
     for chunk in rows.split(SIMULATORS) if env.simulated else (rows,):
@@ -233,10 +234,14 @@ def play(
             explore=explore,
             draw=draw,
         )
-        tails.append(_Tails(rollout, after))
-        returns.append(rollout.episodes(tails[-1] if after else None).returns)
-    later = {step: _joined(tail.sums[step] for tail in tails) for step in after}
-    return Played(_joined(returns), later)
+        tails = _Tails(rollout, after)
+        episodes = rollout.episodes(tails if after else None)
+        returns.append(episodes.means())
+        for step, sums in tails.sums.items():
+            later[step].append(episodes._replace(returns=sums).means())
+    return Played(
+        _joined(returns), {step: _joined(means) for step, means in later.items()}
+    )
 
 
 class _Tails:
@@ -276,10 +281,9 @@ def _counting(env: BatchedEnv) -> Iterable[tuple[str, Tensor]]:
     ]
 
 
-def _joined(returns: Iterable[Mapping[str, Tensor]]) -> EpisodeReturns:
-    """Average over each group's agents, in all chunks of environments."""
-    chunks = list(returns)
+def _joined(chunks: Sequence[Mapping[str, Tensor]]) -> EpisodeReturns:
+    """Join the chunks of environments, whose tensors are by group."""
     return {
-        name: torch.cat([chunk[name] for chunk in chunks]).mean(1).cpu().numpy()
+        name: torch.cat([chunk[name] for chunk in chunks]).cpu().numpy()
         for name in chunks[0]
     }

@@ -221,6 +221,8 @@ class LiveEpisode:
             name: torch.zeros(group.num_agents, dtype=torch.float64)
             for name, group in env.groups.items()
         }
+        # Agents that have lived in the episode.
+        self.attended = {name: alive[0] for name, alive in env.alive.items()}
         self.steps, self.over = 0, ""
         # By group, the latest actions that the policy chose, ``(agents, …)``, and the
         # same actions as the environment took them, within their range.
@@ -231,6 +233,8 @@ class LiveEpisode:
         """Take a step, unless the episode is over."""
         if self.over:
             return
+        for name, alive in self.env.alive.items():
+            self.attended[name] = self.attended[name] | alive[0]
         transition = next(self.transitions)
         self.steps += 1
         for name, rewards in transition.step.rewards.items():
@@ -244,6 +248,10 @@ class LiveEpisode:
             self.over = "terminated"
         elif transition.step.truncated[0]:
             self.over = "time is up"
+
+    def mean_return(self, group: str) -> float:
+        """Return the mean of the returns so far, over agents that have lived."""
+        return float(self.returns[group].sum() / max(self.attended[group].sum(), 1))
 
     def _received(self, actions: Tensor) -> Tensor:
         """Return actions in the environment's dtype.

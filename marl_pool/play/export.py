@@ -233,7 +233,7 @@ def golden(target: EvaluationTarget, seed: int) -> list[Any]:
         weights = episode.attention(episode.perceived()[group], group)
         episode.step()
         attention = [] if weights is None else weights[0].tolist()
-        total = float(episode.returns[group].mean())
+        total = episode.mean_return(group)
         steps.append([episode.actions[group].flatten().tolist(), attention, total])
         if episode.over:
             break

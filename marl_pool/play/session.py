@@ -136,7 +136,7 @@ class Session:
             "scene": scene,
             "observer": self.scene.entities(env, group)[agent, 0].item(),
             "steps": episode.steps,
-            "return": float(episode.returns[group].mean()),
+            "return": episode.mean_return(group),
             "over": episode.over,
             "action": action,
             # None where the action was executed as chosen.

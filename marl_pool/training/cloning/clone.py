@@ -284,7 +284,7 @@ class CloningMethod(TrainingMethod):
             {**self.roles.other_policies, self.roles.group: self.student.eval()},
             perturbation=self.augmentation.build(),
         )
-        returns = rollout.episodes().returns[self.roles.group]
+        returns = rollout.episodes().means()[self.roles.group]
         self.played, self.played_at = float(returns.mean()), self.iteration
         return self.played
 

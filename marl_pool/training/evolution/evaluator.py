@@ -145,10 +145,10 @@ class Evaluator:
             load_vector(self.agent, vectors[0].to(self.agent.low))
         perturbation = self._make_perturbation()
         rollout = Rollout(env, {self.group: policy}, perturbation=perturbation)
-        # Play one episode in each, and average the returns over its agents.
+        # Play one episode in each, and average the returns over the agents.
         idle = IDLE if env.steps_past_end else 0.0
         episodes = rollout.episodes(self._give_up_late, idle=idle)
-        returns = episodes.returns[self.group].mean(1).cpu().view(shape)
+        returns = episodes.means()[self.group].cpu().view(shape)
         return PopulationReturns(returns, episodes.lengths.cpu().view(shape))
 
     def _give_up_late(self, _: Transition) -> None:

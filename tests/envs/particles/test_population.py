@@ -14,6 +14,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.checks import check_env
 from marl_pool.envs.particles.population import NEVER, PLACES, between
 from marl_pool.envs.particles.simple_spread import SimpleSpread
+from marl_pool.evaluation.cases import play
 from marl_pool.policies import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.utils.errors import InputError
@@ -239,6 +240,41 @@ def test_a_rollout_plays_them():
     returns = Rollout(env, {"agent": policy}).episodes().returns["agent"]
     begins = env.lives[:, :7, 0]
     assert ((returns == 0) == (begins == NEVER)).all()
+
+
+def test_means_are_over_agents_that_came():
+    rules: Rules = [{"count": [0, 6], "step": [10, 15]}]
+    env = spread(64, arrivals=rules)
+    policy = RandomPolicy(env.groups["agent"].action_space)
+    episodes = Rollout(env, {"agent": policy}).episodes()
+    came = env.lives[:, : env.groups["agent"].num_agents, 0] < NEVER
+    assert (episodes.attended["agent"] == came).all()
+    assert came.sum(1).unique().tolist() == [3, 4, 5, 6, 7, 8, 9]
+    for returns, mask, mean in zip(
+        episodes.returns["agent"], came, episodes.means()["agent"], strict=True
+    ):
+        assert mean == pytest.approx(float(returns[mask].mean()), abs=1e-12)
+    # `evaluate` reports these.
+    env = spread(64, arrivals=rules)
+    torch.testing.assert_close(
+        torch.from_numpy(play({"agent": policy}, env).returns["agent"]),
+        episodes.means()["agent"],
+    )
+
+
+def test_attendance_begins_anew_with_each_episode():
+    # The newcomer comes in every second episode or so, and leaves.
+    rules: Rules = [{"count": [0, 1], "step": 4}]
+    env = spread(8, arrivals=rules, max_steps=6)
+    rollout = Rollout(env, {"agent": RandomPolicy(env.groups["agent"].action_space)})
+    came = []
+    for _ in range(5):
+        came.append(env.lives[:, 3, 0] < NEVER)
+        rollout.steps(6)
+    finished = rollout.pop_finished()
+    attended = torch.stack([part.attended["agent"][:, 3] for part in finished])
+    assert (attended == torch.stack(came)).all()
+    assert 0 < attended.float().mean() < 1
 
 
 @yaml_cases("option, rules, message")
