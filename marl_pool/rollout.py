@@ -912,8 +912,9 @@ class Rollout:
             values = self.policies[name].value(tokens, states)
         else:
             # One pass for the whole fragment, since no action depends on a value.
-            shown = stacked.critic_tokens or stacked.tokens
-            stacked = stacked._replace(values=critic(shown, stacked.active))
+            critic_tokens = stacked.critic_tokens or stacked.tokens
+            values = critic(critic_tokens, stacked.active)
+            stacked = stacked._replace(values=values)
             tokens = _concatenate([end.critic_tokens[name] for end in ends])
             remain = [stacked.next_active[end.time, end.rows] for end in ends]
             values = critic(tokens, torch.cat(remain))

@@ -101,6 +101,15 @@ class Tokens(NamedTuple):
         return self if dims == 1 else self.map(lambda t: t.flatten(0, dims - 1))
 
 
+def self_first(numbers: Tensor, count: int) -> Tensor:
+    """Return the orders in which members of a set see it, ``(m, count)`` int64.
+
+    Row i has ``numbers[i]``, then the others of 0, 1, …, ``count`` - 1 in their order.
+    """
+    rest = torch.arange(count - 1, device=numbers.device)
+    return torch.cat((numbers[:, None], rest + (rest >= numbers[:, None])), 1)
+
+
 def append(tokens: Tokens, added: Tokens) -> Tokens:
     """Append the slots of ``added`` to ``tokens``, whose mask stays."""
     joined = map(torch.cat, zip(tokens[:3], added[:3], strict=True), (-2, -1, -1))

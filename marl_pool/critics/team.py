@@ -11,7 +11,7 @@ from marl_pool.critics.base import Critic, PartOption, compiled_parts
 from marl_pool.networks.set_network import seeded
 from marl_pool.options.types import Size
 from marl_pool.policies.token_policy import TokenPolicy
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import Tokens, TokenSpec, self_first
 
 TEAM_TYPES = ("self", "teammate")
 """Types of the tokens of a team."""
@@ -24,8 +24,9 @@ class TeamCritic(Critic):
     tokens of a second set network, which is computed once for each agent: the agent's
     own vector has the type self and comes first, the others' have the type
     teammate, and absent agents are padding. A value head reads the result. So the value
-    of an agent depends on all observations of its team, permuting the other agents does
-    not change it beyond rounding, and the same weights serve teams of every size.
+    of an agent depends on all observations of its team, and the same weights serve
+    teams of every size. With invariant heads, permuting the other agents does not
+    change it beyond rounding.
 
     An entity that several agents see is a token of each of them, relative to it; it is
     pooled within the agents that see it. In a flat union of all tokens, entities would
@@ -42,11 +43,11 @@ class TeamCritic(Critic):
     Args:
         num_agents: agents of the largest team, for heads whose size it determines.
         seed: of the initial weights.
-        encoder: of both set networks: a name, or a mapping with a name and options;
-            None for the policy's.
-        pooling: of both set networks, as ``encoder``.
-        trunk: the set network for the agents' tokens: another one than the policy's,
-            "separate", or the same, "shared".
+        encoder: of the critic's set networks: a name, or a mapping with a name and
+            options; None for the policy's.
+        pooling: of the critic's set networks, as ``encoder``.
+        trunk: the set network for the agents' tokens: the critic's own, "separate", or
+            the policy's, "shared", which ``encoder`` and ``pooling`` do not change.
         head_hidden: widths of the hidden layers of the value head.
     """
 
@@ -108,9 +109,7 @@ def team_tokens(vectors: Tensor, present: Tensor) -> Tokens:
     """
     agents, device = vectors.shape[1], vectors.device
     numbers = torch.arange(agents, device=device)
-    # Row i is i, then the others in their order.
-    others = numbers[None, :-1] + (numbers[None, :-1] >= numbers[:, None])
-    order = torch.cat([numbers[:, None], others], 1).flatten()
+    order = self_first(numbers, agents).flatten()
     features = vectors.index_select(1, order).view(-1, agents, vectors.shape[-1])
     padding = (~present).index_select(1, order).view(-1, agents)
     padding[:, 0] = False

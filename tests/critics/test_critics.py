@@ -24,8 +24,8 @@ def observed(num_agents: int = AGENTS, num_envs: int = 3):
     return env, env.observe()["agent"]
 
 
-def policy_of(env, **options):
-    group = env.groups["agent"]
+def policy_of(env, name="agent", **options):
+    group = env.groups[name]
     encoder = {"name": "transformer", "num_layers": 1}
     return make_policy(
         group.tokens,
@@ -161,14 +161,71 @@ def test_the_state_shows_goals_and_messages_to_all(name):
         env.state_specs[group].check(tokens)
         assert tokens.num_tokens == len(env.entities)
         assert (tokens.types == 0).sum(-1).unique().tolist() == [1]
-        goals = tokens.features[..., 4 : 4 + env.num_goals]
-        assert (goals.sum(2) == 1).all()
-        places = torch.einsum("btng,btnx->btgx", goals, tokens.features[..., :2])
-        expected = env.goal_places() if env.num_goals else places[:, 0]
-        assert torch.allclose(places, expected[:, None].expand_as(places))
-        messages = tokens.features[..., 4 + env.num_goals :].sum(2)
-        said = env.words.sum(1)[:, None].expand_as(messages)
-        assert torch.allclose(messages, said)
+        last = tokens.features.shape[-1] - env.num_words
+        places, goals = tokens.features[..., :2], tokens.features[..., 4:last]
+        if name == "simple_reference":
+            # The ways of the two agents, the observer first, who knows the other goal.
+            assert torch.equal(goals[:, :, 1:-1], torch.zeros_like(goals[:, :, 1:-1]))
+            ends = (places + goals)[:, :, [0, -1]]
+            torch.testing.assert_close(ends[:, 0], env.goal_places().flip(1))
+            torch.testing.assert_close(ends[:, 1], env.goal_places())
+        elif env.num_goals:
+            assert torch.equal(goals.sum(2), torch.ones_like(goals[:, :, 0]))
+            expected = env.goal_places().expand_as(places[:, :, 0])
+            torch.testing.assert_close((goals * places).sum(2), expected)
+        else:
+            assert goals.shape[-1] == 0
+        messages = tokens.features[..., last:].sum(2)
+        spoken = env.words.sum(1)[:, None].expand_as(messages)
+        assert torch.allclose(messages, spoken)
+
+
+def test_the_state_of_guard_shows_where_targets_go():
+    env = make_batched_env("mpev2_guard", num_envs=3)
+    env.reset()
+    assert (env.observe_state()["agent"].features[..., 4:] == 0).all()
+    env.step({"agent": torch.zeros(3, env.groups["agent"].num_agents).long()})
+    env.step({"agent": torch.zeros(3, env.groups["agent"].num_agents).long()})
+    tokens = env.observe_state()["agent"]
+    env.state_specs["agent"].check(tokens)
+    kind = env.state_specs["agent"].type_names.index("target")
+    ways = tokens.features[..., 4:]
+    is_target = (tokens.types == kind) & ~tokens.padding
+    assert is_target.any()
+    assert (ways[is_target] != 0).all()
+    assert (ways[tokens.types != kind] == 0).all()
+
+
+TEAMS = {
+    "simple_spread": "agent",
+    "simple_tag": "predator",
+    "simple_adversary": "agent",
+    "simple_reference": "agent",
+    "simple_world_comm": "adversary",
+    "mpev2_guard": "agent",
+}
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_values_of_a_state_follow_agents_that_are_exchanged(name):
+    group = TEAMS[name]
+    env = make_batched_env(name, num_envs=3)
+    env.reset()
+    env.state.copy_(torch.rand_like(env.state))
+    if name in SPEAKING:
+        env.words = torch.rand_like(env.words)
+    agents = env._slices[group]
+    policy = policy_of(env, group)
+    critic = StateCritic(policy, env.state_specs[group], seed=0)
+    before = values_of(critic, env.observe_state()[group])
+    env.state[:, agents] = env.state[:, agents].flip(1)
+    if env.lives is not None:
+        env.lives[:, agents] = env.lives[:, agents].flip(1)
+    if name == "simple_reference":
+        env.words, env.goal = env.words.flip(1), env.goal.flip(1)
+    after = values_of(critic, env.observe_state()[group])
+    torch.testing.assert_close(after.flip(1), before, rtol=1e-4, atol=1e-6)
+    assert before.std() > 0
 
 
 @pytest.mark.parametrize("name", ["simple_spread", "simple_tag"])

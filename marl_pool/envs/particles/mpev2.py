@@ -219,20 +219,18 @@ class MPEv2(ParticleEnv):
             steps = between(times, self.margin, self.max_steps - 1 - self.margin)
             # The clock is 1 after the first step, so what is due at 0 never comes.
             steps = steps.masked_fill(steps == 0, NEVER)
-            there, due = (
-                torch.arange(len(part), device=self.device)
-                for part in (slots, newcomers)
-            )
-            lives[:, slots, 0] = torch.where(there < begins, 0, NEVER)
-            lives[:, newcomers, 0] = torch.where(due < number, steps, NEVER)
+            indices = torch.arange(max(high, arrivals), device=self.device)
+            lives[:, slots, 0] = torch.where(indices[:high] < begins, 0, NEVER)
+            due = indices[:arrivals] < number
+            lives[:, newcomers, 0] = torch.where(due, steps, NEVER)
             where, size = kind.arrival
             points = PLACES[where](edges.view(len(rows), arrivals, 2))
             state[:, newcomers, :2] = size * task.boundary * points
             places = kind.start(tries.view(len(rows), high, TRIES, 2)) * task.boundary
             if task.spaced == "all" and groups:
                 earlier, candidates = groups[0]
-                both = torch.cat((candidates, places), 1)
-                groups = [([*earlier, *slots], both)]  # type: ignore[list-item]
+                candidates = torch.cat((candidates, places), 1)
+                groups = [([*earlier, *slots], candidates)]  # type: ignore[list-item]
             else:
                 groups.append((slots, places))
         for group, candidates in groups:
@@ -626,11 +624,13 @@ class Guard(MPEv2):
 
     def way_to_goals(self) -> Tensor:
         """Draw goals where it is time, and return the ways ``(num_envs, n, 2)``."""
-        place = self._positions["target"]
         draws = self.steps % GOAL_STEPS == 1
         if not may_read(draws) or draws.any():
             self._draw_goals(draws)
-        way = self.goal_places - place
+        return self._ways_now()
+
+    def _ways_now(self) -> Tensor:
+        way = self.goal_places - self._positions["target"]
         return torch.where(self._has_goal()[..., None], way, 0)
 
     def _draw_goals(self, where: Tensor) -> None:
@@ -643,6 +643,13 @@ class Guard(MPEv2):
         tries = (place[:, :, None] + shift).clamp(-GOAL_BOUND, GOAL_BOUND)
         drawn = spaced(tries, self._has_goal(), GOAL_DISTANCE)
         self.goal_places = torch.where(where[:, None, None], drawn, self.goal_places)
+
+    @override
+    def state_features(self) -> Tensor:
+        """Return entities with the ways to their goals, which no agent sees."""
+        ways = torch.zeros_like(self.state[..., :2])
+        ways[:, self._slices["target"]] = self._ways_now()
+        return torch.cat((super().state_features(), ways), -1)
 
     @override
     def goals(self) -> Tensor:

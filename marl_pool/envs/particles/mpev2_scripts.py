@@ -62,9 +62,9 @@ class PairingScript(ForceHeuristic):
         # Ways from the observer, whose own token comes first.
         ways = tokens.features.clone()
         ways[..., 0, :] = 0
-        types, there = tokens.types, ~tokens.padding
-        is_agent = ((types == self.types["agent"]) | (types == 0)) & there
-        is_goal = (types == self.types[self.goal]) & there
+        types, present = tokens.types, ~tokens.padding
+        is_agent = ((types == self.types["agent"]) | (types == 0)) & present
+        is_goal = (types == self.types[self.goal]) & present
         agents, goals = (
             mask.byte().argsort(dim=-1, descending=True, stable=True)[..., :most]
             for mask, most in ((is_agent, self.most[0]), (is_goal, self.most[1]))
@@ -119,11 +119,11 @@ def least_pairs(distance: Tensor) -> Tensor:
     device, batch = distance.device, distance.shape[:-2]
     cost = distance.clamp(max=FAR).view(-1, num_rows, num_columns)
     bits = 1 << torch.arange(num_columns, device=device)
-    chosen = torch.arange(1 << num_columns, device=device)
-    has_column = (chosen[:, None] & bits) > 0
-    before = chosen[:, None] ^ bits
+    subsets = torch.arange(1 << num_columns, device=device)
+    has_column = (subsets[:, None] & bits) > 0
+    before = subsets[:, None] ^ bits
     # The least cost of the rows so far, for each set of columns that they use.
-    least = cost.new_full((len(cost), len(chosen)), torch.inf)
+    least = cost.new_full((len(cost), len(subsets)), torch.inf)
     least[:, 0] = 0
     decisions = []
     for row in range(num_rows):
@@ -189,10 +189,10 @@ class EvadingScript(ForceHeuristic):
 
     @override
     def force(self, tokens: Tokens) -> Tensor:
-        own = tokens.features[..., 0, :]
-        pushes = own.new_tensor(DIRECTIONS) * self.acceleration
-        shift = torch.zeros_like(own[..., None, :2]) + 0 * pushes
-        velocity = own[..., None, 2:].expand_as(shift)
+        observer = tokens.features[..., 0, :]
+        pushes = observer.new_tensor(DIRECTIONS) * self.acceleration
+        shift = torch.zeros_like(observer[..., None, :2]) + 0 * pushes
+        velocity = observer[..., None, 2:].expand_as(shift)
         for _ in range(FORESIGHT):
             shift = shift + DT * velocity
             velocity = (1 - DAMPING) * velocity + DT / MASS * pushes
@@ -205,7 +205,7 @@ class EvadingScript(ForceHeuristic):
             count = (~missing).sum(-1).clamp(min=1)
             score = distance.masked_fill(missing[..., None, :], 0).sum(-1)
             score = score / count[..., None]
-        beyond = (own[..., None, :2] + shift).abs().amax(-1) - self.task.boundary
+        beyond = (observer[..., None, :2] + shift).abs().amax(-1) - self.task.boundary
         score = score - 1e3 * beyond.clamp(min=0)
         return pushes[score.argmax(-1)]
 

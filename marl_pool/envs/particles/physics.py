@@ -20,7 +20,7 @@ from marl_pool.envs.base import (
 from marl_pool.envs.drawing.canvas import MIN_RADIUS, Disc, Frame, Projection
 from marl_pool.envs.drawing.marks import Glyphs
 from marl_pool.envs.particles.population import NEVER, EntityLives, Rules
-from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
+from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec, self_first
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys
 
@@ -252,7 +252,7 @@ class ParticleEnv(BatchedEnv):
         }
         # The entities that the tokens show do not change, so find them once.
         self._order, self._types, self.groups = {}, {}, {}
-        still = range(self.num_movable, len(kinds))
+        self._state_views: dict[str, tuple[Tensor, Tensor]] = {}
         signal = {"self", *(kind.kind for kind in entities if kind.signal)}
         for name in learners:
             places = self._slices[name]
@@ -268,13 +268,7 @@ class ParticleEnv(BatchedEnv):
             # It refuses numbers that no memory holds, before any list of them.
             count, space = places.stop - places.start, self._steering[name].space
             self.groups[name] = AgentGroup(count, spec, space)
-            order = [
-                [i, *still, *(j for j in range(self.num_movable) if j != i)]
-                for i in range(places.start, places.stop)
-            ]
-            types = [0, *(self.type_names.index(kinds[i].kind) for i in order[0][1:])]
-            self._order[name] = torch.tensor(order, device=self.device)
-            self._types[name] = torch.tensor(types, device=self.device)
+            self._order[name], self._types[name] = self._as_seen(name, self.type_names)
         self._contacts = self._find_contacts()
         self._starting = tuple(kind for kind in starting for _ in range(kind.count))
         if self._population is not None or changing:
@@ -376,18 +370,47 @@ class ParticleEnv(BatchedEnv):
     @property
     @override
     def state_specs(self) -> dict[str, TokenSpec]:
-        return {name: group.tokens for name, group in self.groups.items()}
+        count, width = self.state_features().shape[1:]
+        spec = TokenSpec(count, width, ("self", *self._slices), positions=POSITION)
+        return dict.fromkeys(self.groups, spec)
 
     @override
     def observe_state(self) -> dict[str, Tokens]:
-        """Return the tokens of `observe` with positions and velocities in the plane."""
-        states = {}
-        for name, (_, types, padding) in self._views.items():
-            features = self.state.index_select(1, self._order[name].flatten())
-            features = features.view(*types.shape, 4).div_(self.feature_scale)
-            padding = self._absent(self._order[name], padding)
-            states[name] = Tokens(features, types, padding)
+        """Return a token for each entity, the agent itself first."""
+        entities, states = self.state_features(), {}
+        for name in self.groups:
+            if name not in self._state_views:
+                self._state_views[name] = self._as_seen(name, ("self", *self._slices))
+            order, types = self._state_views[name]
+            shape = self.num_envs, *order.shape
+            features = entities.index_select(1, order.flatten()).view(*shape, -1)
+            padding = torch.zeros(shape, dtype=torch.bool, device=self.device)
+            padding = self._absent(order, padding)
+            states[name] = Tokens(features, types.expand(shape), padding)
         return states
+
+    def state_features(self) -> Tensor:
+        """Return what critics are shown of each entity, ``(num_envs, entities, F)``.
+
+        Position and velocity come first, both in the plane.
+        """
+        return self.state / self.feature_scale
+
+    def _as_seen(self, name: str, type_names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return how agents of a kind see all entities.
+
+        Returns:
+            The entities, ``(agents, entities)`` int64: self, those that cannot move,
+            and the other movable ones; and their types, ``(entities,)`` int64.
+        """
+        count, places = len(self.entities), self._slices[name]
+        members = torch.arange(places.start, places.stop, device=self.device)
+        order = self_first((members - self.num_movable) % count, count)
+        order = (order + self.num_movable) % count
+        # The kind of the observer need not have a type, if it has one member.
+        seen = (self.entities[i].kind for i in order[0, 1:].tolist())
+        types = [SELF_TYPE, *map(type_names.index, seen)]
+        return order, torch.tensor(types, device=self.device)
 
     def token_entities(self, group: str) -> Tensor:
         """Return the entity of each token, ``(agents, N)`` int64; self comes first."""
@@ -562,7 +585,7 @@ def soft_penetration(overlap: Tensor) -> Tensor:
     )
 
 
-def distances(places: Tensor, others: Tensor) -> Tensor:
+def distances(places: Tensor, targets: Tensor) -> Tensor:
     """Return the distances ``(num_envs, n, m)`` of two sets of positions."""
-    away = places[:, :, None] - others[:, None]
+    away = places[:, :, None] - targets[:, None]
     return torch.hypot(away[..., 0], away[..., 1])

@@ -92,12 +92,24 @@ class SimpleReference(SpeakingEnv):
         marks[:, :, -1, self.num_landmarks :] = self.words.flip(1)
 
     @override
+    def goal_marks(self) -> Tensor:
+        """Return the way of each agent to the landmark that the other one knows."""
+        marks = torch.zeros_like(self.state[..., :2])
+        marks[:, self._slices["agent"]] = self._ways()
+        return marks
+
+    def _ways(self) -> Tensor:
+        """Return the ways ``(num_envs, 2, 2)`` of the agents to their landmarks."""
+        # An agent knows the goal of the other.
+        return self.goal_places().flip(1) - self._positions["agent"]
+
+    @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         moves = self.hear(actions["agent"])
         self.integrate(self._steering["agent"].forces(moves))
-        # An agent knows the goal of the other.
-        away = self._positions["agent"].flip(1) - self.goal_places()
-        distance = torch.hypot(away[..., 0], away[..., 1])
+        # Each agent is paid for the other one's way.
+        ways = self._ways().flip(1)
+        distance = torch.hypot(ways[..., 0], ways[..., 1])
         shared = distance.mean(1, keepdim=True)
         reward = -(1 - self.local_ratio) * shared - self.local_ratio * distance
         return {"agent": reward}, self._never

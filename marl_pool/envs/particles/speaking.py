@@ -17,7 +17,7 @@ from marl_pool.envs.particles.physics import (
     Entities,
     ParticleEnv,
 )
-from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
+from marl_pool.tokens import Tokens, TokenSpec
 
 MOTION = 4
 """Features of a token that hold position and velocity."""
@@ -149,47 +149,28 @@ class SpeakingEnv(ParticleEnv):
             observations[name] = tokens._replace(features=features)
         return observations
 
-    @property
     @override
-    def state_specs(self) -> dict[str, TokenSpec]:
-        width = MOTION + self.num_goals + self.num_words
-        names = ("self", *self._slices)
-        spec = TokenSpec(len(self.entities), width, names, positions=POSITION)
-        return dict.fromkeys(self.groups, spec)
+    def state_features(self) -> Tensor:
+        """Return entities with what each agent sees only in part.
 
-    @override
-    def observe_state(self) -> dict[str, Tokens]:
-        """Return all entities with what each agent sees only in part.
-
-        After position and velocity in the plane there is a feature for each goal, 1 at
-        its landmark, and the message of the last step at the token of its speaker.
+        After position and velocity come the marks of the goals, and the message of the
+        last step at the token of its speaker.
         """
-        count, goals = len(self.entities), self.num_goals
-        marks = self.state.new_zeros(self.num_envs, count, goals + self.num_words)
-        if goals:
-            landmarks = self._slices["landmark"]
-            number = landmarks.stop - landmarks.start
-            marks[:, landmarks, :goals] = one_hot(self.goal, number).mT.to(marks)
+        words = self.state.new_zeros(*self.state.shape[:2], self.num_words)
         if self.speaker:
-            marks[:, self._slices[self.speaker], goals:] = self.words
-        entities = torch.cat((self.state, marks), -1)
-        kinds = list(self._slices)
-        numbers = [1 + kinds.index(kind.kind) for kind in self.entities]
-        kind_types = torch.tensor(numbers, device=self.device)
-        states = {}
-        for name in self.groups:
-            # Self, then the others in their order.
-            members = torch.arange(count, device=self.device)[self._slices[name]]
-            others = torch.arange(count - 1, device=self.device)
-            others = others + (others >= members[:, None])
-            order = torch.cat((members[:, None], others), 1)
-            types = kind_types[order]
-            types[:, 0] = SELF_TYPE
-            types = types.expand(self.num_envs, *order.shape)
-            padding = torch.zeros_like(types, dtype=torch.bool)
-            features = entities[:, order]
-            states[name] = Tokens(features, types, padding)
-        return states
+            words[:, self._slices[self.speaker]] = self.words
+        return torch.cat((super().state_features(), self.goal_marks(), words), -1)
+
+    def goal_marks(self) -> Tensor:
+        """Return ``(num_envs, entities, F)``: here 1 at the goal, where there is one.
+
+        Agents that are exchanged have to leave them as they are, or exchanged.
+        """
+        marks = self.state.new_zeros(*self.state.shape[:2], min(self.num_goals, 1))
+        if self.num_goals:
+            first = self._slices["landmark"].start
+            marks.scatter_(1, first + self.goal[..., None], 1)
+        return marks
 
     @override
     def place(self, rows: Tensor, keys: Tensor) -> None:

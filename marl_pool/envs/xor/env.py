@@ -12,7 +12,7 @@ from typing_extensions import override
 from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE, Disc, Frame, Projection
 from marl_pool.options.types import Episodes, Size
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import Tokens, TokenSpec, self_first
 from marl_pool.utils.errors import InputError
 
 TYPE_NAMES = ("self", "agent")
@@ -69,11 +69,8 @@ class XOR(BatchedEnv):
         self.num_agents, self.tie_breaker = num_agents, tie_breaker
         spec = TokenSpec(num_agents, 1, TYPE_NAMES, signal_types=TYPE_NAMES)
         self.groups = {"agent": AgentGroup(num_agents, spec, spaces.Discrete(2))}
-        # Self first, then the others.
-        order = [
-            [i, *(j for j in range(num_agents) if j != i)] for i in range(num_agents)
-        ]
-        self._order = torch.tensor(order, device=self.device)
+        numbers = torch.arange(num_agents, device=self.device)
+        self._order = self_first(numbers, num_agents)
         ranks = np.linspace(0, 1, num_agents) * (tie_breaker == "rank")
         self._ranks = self._constant(ranks)
         self.numbers = self._ranks.repeat(num_envs, 1)

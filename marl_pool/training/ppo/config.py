@@ -302,7 +302,7 @@ def _critic_config(
     Raises:
         InputError: groups of one module whose states differ.
     """
-    members = [name for name, other in modules.items() if other == module]
+    members = [name for name, policy in modules.items() if policy == module]
     states = [env.state_specs.get(name) for name in members]
     if config.critic.name == "state" and states.count(states[0]) < len(states):
         raise InputError(
@@ -351,19 +351,17 @@ def _validate_critic_reads(config: TrainConfig, env: EnvDescription) -> None:
         return
     critic_class: type[Critic] = resolve(name, CRITICS, "critic", Critic)
     reads = critic_class.reads
-    others = "choose critic=own"
     if reads == "state":
-        others = "choose critic=own or critic=set"
         learning = [group for group in env.groups if group not in (config.fixed or ())]
         missing = [group for group in learning if group not in env.state_specs]
         if missing:
             raise InputError(
                 f"critic={name}: expected an environment with observe_state and "
                 f"state_specs of {', '.join(missing)}, got env={config.env.name}, "
-                f"which has none; {others}"
+                "which has none; choose critic=own or critic=set"
             )
-    elif env.turn_based:
+    elif reads == "team" and env.turn_based:
         raise InputError(
             f"critic={name}: expected an environment in which all agents act together, "
-            f"got env={config.env.name}, which is played in turns; {others}"
+            f"got env={config.env.name}, which is played in turns; choose critic=own"
         )

@@ -111,10 +111,10 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
         present = batch.get(Columns.LOSS_MASK)
         if present is None:
             present = torch.ones(shape, dtype=torch.bool, device=pooled.device)
-        shown = Tokens(**batch[CRITIC_OBS]) if CRITIC_OBS in batch else tokens
+        critic_tokens = Tokens(**batch[CRITIC_OBS]) if CRITIC_OBS in batch else tokens
         return {
             Columns.VF_PREDS: critic(
-                shown, present, pooled if critic.shares_trunk else None
+                critic_tokens, present, pooled if critic.shares_trunk else None
             ),
             Columns.ACTION_DIST_INPUTS: mask_logits(
                 self.actor.logits(pooled), tokens.action_mask
