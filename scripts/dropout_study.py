@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 from markdown_tables import markdown_table
-from study_arguments import new_picture, reported
+from study_arguments import new_file, reported
 
 from marl_pool.evaluation.statistics.intervals import (
     bootstrap,
@@ -139,7 +139,7 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("action", choices=["collect", "table"])
     parser.add_argument("source", type=Path, help="folder of runs, or the CSV")
-    parser.add_argument("--out", type=new_picture, help="CSV or picture to write")
+    parser.add_argument("--out", type=new_file, help="CSV or picture to write")
     arguments = parser.parse_args()
     with reported(parser):
         if arguments.action == "collect":

@@ -7,11 +7,13 @@ Each of the six tasks is trained in domain 0, and played in domain 1, with more 
 and domain 2, with more of the others: twelve splits, beside domain 0. Every row of
 DIR/results.csv is the mean over episodes of the sum of the team's rewards. What is in
 the file is not repeated, and a training that was interrupted continues, so the same
-command resumes. DIR/table.md has the mean over seeds, and their standard deviation.
+command resumes; other settings need another folder. DIR/table.md has the mean over
+seeds, and their standard deviation.
 """
 
 import argparse
 import csv
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +23,7 @@ from typing import NamedTuple
 
 import torch
 from markdown_tables import markdown_table
+from study_arguments import positive, reported
 from torch import Tensor
 from typing_extensions import override
 
@@ -32,11 +35,13 @@ from marl_pool.envs.scripted import HEURISTIC, RANDOM, Heuristic, scripted_polic
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import EVALUATION_ENVS
 
 TASKS = ("spread", "tag", "guard", "adversary", "repel", "hunt")
 DOMAINS = (0, 1, 2)
 NO_OP = "no-op"
+RESULTS = "results.csv"
 COLUMNS = ("task", "head", "critic", "seed", "domain", "episodes", "mean", "error")
 
 
@@ -76,14 +81,37 @@ def train(trial: Trial, out: Path, steps: int, extra: Sequence[str]) -> Policy:
     words += [f"critic={trial.critic}"] if trial.critic != "own" else []
     words += ["ppo=fast_mpev2", "encoder=transformer", f"total_steps={steps}"]
     command = [sys.executable, "-m", "marl_pool", "train", *words, *extra]
-    with (out / f"{trial.name}.log").open("a") as log:
-        subprocess.run(
+    file = out / f"{trial.name}.log"
+    with file.open("a") as log:
+        finished = subprocess.run(
             [*command, "--run-dir", str(folder), "--or-resume"],
-            check=True,
+            check=False,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
+    if finished.returncode:
+        lines = file.read_text().split("\n")
+        last = next((line for line in reversed(lines) if line), "no output")
+        raise InputError(f"{trial.name}: the training failed: {last}")
     return load_policy(folder / "policy")
+
+
+def keep_settings(out: Path, settings: dict[str, object]) -> None:
+    """Write the settings of a folder's results.
+
+    Raises:
+        InputError: the folder has results of other settings.
+    """
+    file = out / "settings.json"
+    if not file.exists():
+        file.write_text(json.dumps(settings, indent=2) + "\n")
+        return
+    for name, value in json.loads(file.read_text()).items():
+        if settings[name] != value:
+            raise InputError(
+                f"{name}: expected {value!r} as in the results of {out}, got "
+                f"{settings[name]!r}; choose another --out"
+            )
 
 
 def policy_of(trial: Trial, group: AgentGroup) -> Policy:
@@ -143,23 +171,36 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--heads", nargs="+", default=[], help="pooling heads")
     parser.add_argument("--critics", nargs="+", default=["own"])
-    parser.add_argument("--seeds", type=int, default=5, help="seeds of each training")
-    parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--seeds", type=positive, default=5, help="of each training")
+    parser.add_argument("--steps", type=positive, default=1_000_000)
+    parser.add_argument("--episodes", type=positive, default=256)
     parser.add_argument("--anchors", action="store_true", help="scripts as well")
     parser.add_argument("overrides", nargs="*", help="as for marl-pool train")
-    chosen = parser.parse_args(arguments)
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    file = chosen.out / "results.csv"
-    names = (NO_OP, RANDOM, HEURISTIC) if chosen.anchors else ()
-    anchors = [Trial(task, name) for task in chosen.tasks for name in names]
+    options = parser.parse_args(arguments)
+    with reported(parser):
+        if not (options.heads or options.anchors):
+            raise InputError("expected --heads or --anchors, got neither")
+        play_missing(options)
+    results = read(options.out / RESULTS)
+    (options.out / "table.md").write_text(table(results) + "\n")
+
+
+def play_missing(options: argparse.Namespace) -> None:
+    """Train and play what the results lack."""
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    names = ("steps", "episodes", "overrides")
+    keep_settings(out, {name: getattr(options, name) for name in names})
+    scripts = (NO_OP, RANDOM, HEURISTIC) if options.anchors else ()
+    anchors = [Trial(task, name) for task in options.tasks for name in scripts]
     trained = [
         Trial(task, head, critic, seed)
-        for seed in range(chosen.seeds)
-        for task in chosen.tasks
-        for critic in chosen.critics
-        for head in chosen.heads
+        for seed in range(options.seeds)
+        for task in options.tasks
+        for critic in options.critics
+        for head in options.heads
     ]
+    file = out / RESULTS
     if not file.exists():
         file.write_text(",".join(COLUMNS) + "\n")
     for trial in (*anchors, *trained):
@@ -167,16 +208,15 @@ def main(arguments: list[str] | None = None) -> None:
         if tuple(map(str, trial)) in done:
             continue
         if trial.critic:
-            policy = train(trial, chosen.out, chosen.steps, chosen.overrides)
+            policy = train(trial, out, options.steps, options.overrides)
         else:
             (group,) = make_batched_env(trial.env, 1).groups.values()
             policy = policy_of(trial, group)
-        lines = list(rows(trial, policy, chosen.episodes))
+        lines = list(rows(trial, policy, options.episodes))
         # All domains at once, so that what is there is complete.
         with file.open("a", newline="") as stream:
             csv.writer(stream, lineterminator="\n").writerows(lines)
         print(*(f"{line[4]}: {line[6]} ± {line[7]}" for line in lines), trial.name)
-    (chosen.out / "table.md").write_text(table(read(file)) + "\n")
 
 
 def read(file: Path) -> list[dict[str, str]]:

@@ -1,7 +1,7 @@
 """Measure simple spread in every convention of docs/mpe.md, and write a CSV.
 
 ``python scripts/spread_conventions.py docs/mpe_spread.csv [RUN …]`` plays random, idle
-and scripted agents, and the last policies of runs, all on equal starts.
+and scripted agents, and the best policies of runs, all on equal starts.
 """
 
 import argparse
@@ -11,17 +11,21 @@ from itertools import permutations
 from pathlib import Path
 
 import torch
+from study_arguments import new_file, positive, reported
 from torch import Tensor
 from typing_extensions import override
 
 from marl_pool import load_policy, make_batched_env, make_heuristic
+from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles.heuristics import LEAD, ForceHeuristic
 from marl_pool.envs.particles.physics import DT, distances
 from marl_pool.envs.particles.simple_spread import AGENT_SIZE, SimpleSpread
 from marl_pool.envs.scripted import Heuristic
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
 
 COUNTS = (3, 8)
 """Numbers of agents."""
@@ -76,6 +80,20 @@ def play(env: SimpleSpread, policy: Policy) -> tuple[Tensor, Tensor]:
     return cover, touches
 
 
+def policy_of(run: Path, group: AgentGroup) -> Policy:
+    """Load the policy of a run.
+
+    Raises:
+        InputError: no run, or one of another environment.
+    """
+    policy = load_policy(run / "policy")
+    if not isinstance(policy, TokenPolicy):
+        raise InputError(f"{run}: expected a policy trained by PPO")
+    if reason := policy.mismatch(group.tokens, group.action_space):
+        raise InputError(f"{run}: expected a policy of env=simple_spread: {reason}")
+    return policy
+
+
 def rows(runs: list[Path], episodes: int) -> Iterator[dict[str, object]]:
     """Yield the means of each policy and number of agents."""
     for count in COUNTS:
@@ -88,7 +106,7 @@ def rows(runs: list[Path], episodes: int) -> Iterator[dict[str, object]]:
         }
         if count <= MOST_PERMUTED:
             policies["least total"] = LeastTotal(group)
-        policies |= {run.name: load_policy(run / "policy") for run in runs}
+        policies |= {run.name: policy_of(run, group) for run in runs}
         for name, policy in policies.items():
             torch.manual_seed(0)
             env = make_batched_env("simple_spread", episodes, **options)
@@ -113,11 +131,12 @@ def rows(runs: list[Path], episodes: int) -> Iterator[dict[str, object]]:
 def main() -> None:
     """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("csv", type=Path)
+    parser.add_argument("csv", type=new_file)
     parser.add_argument("runs", type=Path, nargs="*")
-    parser.add_argument("--episodes", type=int, default=1000)
+    parser.add_argument("--episodes", type=positive, default=1000)
     arguments = parser.parse_args()
-    table = list(rows(arguments.runs, arguments.episodes))
+    with reported(parser):
+        table = list(rows(arguments.runs, arguments.episodes))
     with arguments.csv.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
         writer.writeheader()

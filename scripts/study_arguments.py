@@ -13,17 +13,24 @@ def study_parser(doc: str, *, needs_picture: bool = False) -> ArgumentParser:
     parser = ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("sweep", type=Path, help="folder of a sweep, or of runs")
     parser.add_argument(
-        "--out", type=new_picture, required=needs_picture, help="picture to write"
+        "--out", type=new_file, required=needs_picture, help="picture to write"
     )
     return parser
 
 
-def new_picture(text: str) -> Path:
-    """Return the path of a picture whose folder exists."""
+def new_file(text: str) -> Path:
+    """Return the path of a file whose folder exists."""
     path = Path(text)
     if not path.parent.is_dir():
         raise ArgumentTypeError(f"there is no folder {path.parent}")
     return path
+
+
+def positive(text: str) -> int:
+    """Return a number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
 
 
 @contextmanager
