@@ -6,8 +6,8 @@ from pathlib import Path
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.options.types import Examples, Size
-from marl_pool.training.supervised.task import Batch, Part, Split, Task
+from marl_pool.options.types import Examples, NamedOptions, Size
+from marl_pool.training.supervised.task import Batch, Split, Task
 from marl_pool_studies.images import (
     Dataset,
     first_images,
@@ -27,9 +27,9 @@ class ImageTask(Task):
         num_classes: number of classes, known after `prepare`.
     """
 
-    encoder: Part | None = None
+    encoder: NamedOptions | None = None
     """Set encoder."""
-    pooling: Part | None = None
+    pooling: NamedOptions | None = None
     """Pooling head."""
     dataset: Dataset = "fashion_mnist"
     """Data set, whose files are in ``data_dir``."""

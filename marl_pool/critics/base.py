@@ -10,7 +10,8 @@ from typing_extensions import override
 from marl_pool.compiled.mlp import compile_mlp
 from marl_pool.compiled.network import compile_network
 from marl_pool.kernels.functional import ACTIVATIONS, mlp
-from marl_pool.networks.set_network import Part, SetNetwork, init_weights
+from marl_pool.networks.set_network import SetNetwork, init_weights
+from marl_pool.options.types import NamedOptions
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
@@ -60,10 +61,10 @@ class Critic(nn.Module):
                 been computed and the critic `shares_trunk`; None otherwise.
         """
 
-    def _part(self, name: str, option: PartOption) -> Part:
+    def _part(self, name: str, option: PartOption) -> NamedOptions:
         """Return the options of an encoder or a head; None stands for the policy's."""
         if option is None:
-            part: Part = self.policy.config[name]
+            part: NamedOptions = self.policy.config[name]
             return part
         return {"name": option} if isinstance(option, str) else option
 

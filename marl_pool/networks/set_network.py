@@ -14,14 +14,12 @@ from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.functional import Activation, is_transformed
 from marl_pool.networks.embedding import TokenEmbedding, TypeEmbedding, clear_padding
 from marl_pool.options.construction import build
+from marl_pool.options.types import NamedOptions
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Memory, MemoryPooling, Pooling
 from marl_pool.tokens import Tokens, TokenSpec, drop_tokens
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, described
-
-Part = Mapping[str, Any]
-"""An encoder or a head: its ``name`` and the keyword options of its constructor."""
 
 
 @contextmanager
@@ -129,8 +127,8 @@ class SetNetwork(nn.Module):
         self,
         spec: TokenSpec,
         *,
-        encoder: Part,
-        pooling: Part,
+        encoder: NamedOptions,
+        pooling: NamedOptions,
         type_embedding: TypeEmbedding = 4,
         input_activation: Activation | None = None,
         dropout: float = 0.0,
@@ -303,7 +301,7 @@ def present_padding(tokens: Tokens) -> Tensor | None:
 
 def build_part(
     kind: str,
-    part: Part,
+    part: NamedOptions,
     registry: Mapping[str, str],
     base: type,
     context: Mapping[str, Any],

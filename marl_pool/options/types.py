@@ -5,6 +5,7 @@ needs, and are checked before memory or hours are spent: they reject mistakes an
 malice, not experiments.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -24,6 +25,8 @@ class AtMost:
     """Largest number that the option may be, or that a list in it may hold."""
 
 
+NamedOptions = Mapping[str, Any]
+"""``name`` of an encoder, a head or another part, and its options."""
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Size = Annotated[PositiveInt, AtMost(16_384)]

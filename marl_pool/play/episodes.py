@@ -251,7 +251,9 @@ class LiveEpisode:
 
     def mean_return(self, group: str) -> float:
         """Return the mean of the returns so far, over agents that have lived."""
-        return float(self.returns[group].sum() / max(self.attended[group].sum(), 1))
+        return float(
+            self.returns[group].sum() / self.attended[group].sum().clamp(min=1)
+        )
 
     def _received(self, actions: Tensor) -> Tensor:
         """Return actions in the environment's dtype.

@@ -9,8 +9,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.kernels.functional import ACTIVATIONS, Activation, mlp
-from marl_pool.networks.set_network import Part, SetNetwork, init_weights, seeded
+from marl_pool.networks.set_network import SetNetwork, init_weights, seeded
 from marl_pool.options.types import (
+    NamedOptions,
     PositiveFloat,
     Probability,
     Size,
@@ -80,8 +81,8 @@ class TokenPolicy(SpecifiedPolicy):
         spec: TokenSpec,
         action_space: spaces.Space | ActionSpec,
         *,
-        encoder: Part,
-        pooling: Part,
+        encoder: NamedOptions,
+        pooling: NamedOptions,
         type_embedding: SizeOrZero = 4,
         head_hidden: Sequence[Size] = (32, 32),
         activation: Activation = "gelu",

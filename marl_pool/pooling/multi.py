@@ -1,6 +1,6 @@
 """Several heads on the same set."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,12 +8,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.options.construction import build
-from marl_pool.options.types import Extent
+from marl_pool.options.types import Extent, NamedOptions
 from marl_pool.pooling.base import Inputs, MemoryPooling, Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
-
-Part = Mapping[str, Any]
 
 
 class MultiPooling(Pooling):
@@ -41,7 +39,7 @@ class MultiPooling(Pooling):
         self,
         dim: Extent,
         *,
-        heads: Sequence[Part] = ({"name": "avg"}, {"name": "max"}),
+        heads: Sequence[NamedOptions] = ({"name": "avg"}, {"name": "max"}),
         num_tokens: Extent | None = None,
         has_self: bool = True,
     ) -> None:
@@ -55,7 +53,9 @@ class MultiPooling(Pooling):
         self.permutation_invariant = all(part.permutation_invariant for part in parts)
 
     @staticmethod
-    def _build(part: Part, dim: int, num_tokens: int | None, has_self: bool) -> Pooling:
+    def _build(
+        part: NamedOptions, dim: int, num_tokens: int | None, has_self: bool
+    ) -> Pooling:
         from marl_pool.pooling import POOLING
 
         options = dict(part)

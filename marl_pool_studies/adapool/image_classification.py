@@ -13,6 +13,7 @@ from typing_extensions import override
 from marl_pool.encoders.transformer import TransformerEncoder
 from marl_pool.networks.set_network import SetNetwork, seeded
 from marl_pool.options.types import (
+    NamedOptions,
     PositiveFloat,
     Probability,
     Size,
@@ -25,7 +26,6 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.supervised.task import (
     Batch,
     LossAndMetrics,
-    Part,
     validate_part,
 )
 from marl_pool.utils.errors import InputError
@@ -90,8 +90,8 @@ class VisionTransformer(nn.Module):
         spec: TokenSpec,
         num_classes: int,
         *,
-        encoder: Part,
-        pooling: Part,
+        encoder: NamedOptions,
+        pooling: NamedOptions,
         options: VisionOptions,
         normalization: Normalization | None = None,
         seed: int,

@@ -13,6 +13,7 @@ from marl_pool.networks.set_network import SetNetwork, init_weights, seeded
 from marl_pool.options.types import (
     AtMost,
     Examples,
+    NamedOptions,
     PositiveFloat,
     Probability,
     Seed,
@@ -22,7 +23,6 @@ from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.training.supervised.task import (
     Batch,
     LossAndMetrics,
-    Part,
     Split,
     Task,
     validate_part,
@@ -91,9 +91,9 @@ class KnnCentroid(Task):
 
     metric = "mse"
 
-    encoder: Part | None
+    encoder: NamedOptions | None
     """Set encoder."""
-    pooling: Part | None
+    pooling: NamedOptions | None
     """Pooling head."""
     dropout: Probability = 0.0
     """Dropout probability of the encoder."""

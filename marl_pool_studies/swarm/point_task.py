@@ -12,13 +12,12 @@ from typing_extensions import override
 from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
 from marl_pool.networks.set_network import build_part, seeded
-from marl_pool.options.types import Examples, Probability, Seed
+from marl_pool.options.types import Examples, NamedOptions, Probability, Seed
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
 from marl_pool.training.supervised.task import (
     Batch,
     LossAndMetrics,
-    Part,
     Split,
     Task,
     validate_part,
@@ -51,8 +50,8 @@ class PointNetwork(nn.Module):
         num_outputs: int,
         num_points: int,
         *,
-        encoder: Part,
-        pooling: Part | None,
+        encoder: NamedOptions,
+        pooling: NamedOptions | None,
         dropout: float = 0.0,
         seed: int = 0,
     ) -> None:
@@ -114,9 +113,9 @@ class PointTask(Task):
     num_results: int = field(init=False)
     """Width of the network's output."""
 
-    encoder: Part | None
+    encoder: NamedOptions | None
     """Encoder of the points."""
-    pooling: Part | None = None
+    pooling: NamedOptions | None = None
     """Pooling head of the set, or None for one output for each point."""
     dropout: Probability = 0.0
     """Dropout probability of the encoder."""

@@ -3,18 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from marl_pool.options.types import NamedOptions
 from marl_pool.utils.errors import InputError
 
 Batch = Mapping[str, Tensor]
 """Tensors by name, each with a leading batch dimension ``(B,)``."""
 Split = Literal["train", "test"]
-Part = Mapping[str, Any]
-"""A ``name`` and the keyword options of what it names."""
 
 
 class LossAndMetrics(NamedTuple):
@@ -31,7 +30,7 @@ class Task(ABC):
 
     The constructor takes the task's own options, all by keyword. It also receives, if
     its signature names them, the parts and settings of the run: ``encoder`` and
-    ``pooling`` (a `Part`, or None for ``none``), ``dropout``, ``init_std``,
+    ``pooling`` (a `NamedOptions`, or None for ``none``), ``dropout``, ``init_std``,
     ``data_dir`` and ``download``.
 
     The trainer calls `prepare` once, then for each fold `make_network`, and for each
@@ -98,14 +97,14 @@ class Task(ABC):
         return []
 
 
-def validate_part(kind: str, part: Part | None, task: str) -> Part:
+def validate_part(kind: str, part: NamedOptions | None, task: str) -> NamedOptions:
     """Return a part that the task requires, or raise if it is None."""
     if part is None:
         raise InputError(f"{kind}: expected one with task={task}, got none")
     return part
 
 
-def validate_no_part(kind: str, part: Part | None, task: str) -> None:
+def validate_no_part(kind: str, part: NamedOptions | None, task: str) -> None:
     """Reject a part that the task does not use."""
     if part is not None:
         raise InputError(
