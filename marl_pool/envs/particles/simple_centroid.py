@@ -24,12 +24,12 @@ from marl_pool.options.types import (
     Size,
     SizeOrZero,
 )
+from marl_pool.utils.errors import InputError
 
 TYPE_NAMES = ("self", "agent", "signal", "noise")
 FEATURE_SCALE = 5.0
 """Divisor of relative positions and velocities."""
 AGENT_ACCELERATION = 5.0
-SIGNAL_ACCELERATION = 1.0
 START_SPEED = 2.0
 """Largest initial speed along an axis."""
 
@@ -41,7 +41,7 @@ class SimpleCentroid(ParticleEnv):
     own, divided by 5, and the type. The order is self, noise, other agents, signal. An
     agent's reward, computed after the step, is
 
-    .. math:: r = -c \sqrt{\lVert p_{agent} - \bar p_{signal} \rVert_2}
+    .. math:: r = -c\, \lVert p_{agent} - \bar p_{signal} \rVert_2^{1/2}
 
     so the noise entities, which never move, are distractors. In each step a force of
     constant magnitude and uniform random direction acts on each signal entity. Nothing
@@ -50,13 +50,15 @@ class SimpleCentroid(ParticleEnv):
     Agents and signals start uniformly in the square of half side ``spread``, with
     velocities uniform in [-2, 2] along each axis. Noise entities start uniformly in
     the same square, shifted by one common offset of uniform direction and of length
-    uniform in [0, ``noise_offset``].
+    uniform in [``least_noise_offset``, ``noise_offset``].
 
     Source: `AdaPool <https://arxiv.org/abs/2506.09215>`_, section 4.3.1 and appendix
     C.4, and the published environment. Differences from the latter: the seed determines
     the start (there it was ignored); with several agents, each receives the reward and
     observation of the present step (there, all but the first received them a step
-    late), and all are truncated together.
+    late), and all are truncated together. Earlier revisions of that environment had
+    other values of ``reward_power`` (1 and 2), ``least_noise_offset`` (2.5) and
+    ``signal_acceleration`` (5).
 
     Args:
         counts: numbers of agents, signal and noise entities, in the paper's notation.
@@ -67,9 +69,15 @@ class SimpleCentroid(ParticleEnv):
             fifth push left, right, down and up; False for one of five choices: no-op,
             left, right, down, up.
         reward_scale: factor c of the reward.
+        reward_power: exponent of the distance in the reward.
         noise_offset: largest length of the common offset of noise.
+        least_noise_offset: its smallest length, at most ``noise_offset``.
+        signal_acceleration: of signal entities, in units of length per squared time.
         spread: half side of the starting square; None for
             ``max(log4(number of entities), 2)``.
+
+    Raises:
+        InputError: ``least_noise_offset`` above ``noise_offset``.
     """
 
     type_names = TYPE_NAMES
@@ -85,7 +93,10 @@ class SimpleCentroid(ParticleEnv):
         num_noise: SizeOrZero | None = None,
         continuous_actions: bool = True,
         reward_scale: PositiveFloat = 0.01,
+        reward_power: PositiveFloat = 0.5,
         noise_offset: NonNegativeFloat = 1.0,
+        least_noise_offset: NonNegativeFloat = 0.0,
+        signal_acceleration: NonNegativeFloat = 1.0,
         spread: PositiveFloat | None = None,
         max_steps: Episodes = 128,
         **common: Unpack[ParticleOptions],
@@ -101,7 +112,14 @@ class SimpleCentroid(ParticleEnv):
         self.num_agents, self.num_signal, self.num_noise = numbers
         # Spread the entities over a larger area if there are more of them.
         self.spread = max(math.log(sum(numbers), 4), 2.0) if spread is None else spread
-        self.reward_scale, self.noise_offset = reward_scale, noise_offset
+        if least_noise_offset > noise_offset:
+            raise InputError(
+                f"env.least_noise_offset: expected at most env.noise_offset="
+                f"{noise_offset:g}, got {least_noise_offset:g}"
+            )
+        self.reward_scale, self.reward_power = reward_scale, reward_power
+        self.noise_offset, self.least_noise_offset = noise_offset, least_noise_offset
+        self.signal_acceleration = signal_acceleration
         super().__init__(
             num_envs,
             entities=(
@@ -154,7 +172,8 @@ class SimpleCentroid(ParticleEnv):
         # Noise: a square with one offset for all, in polar coordinates.
         angle = 2 * math.pi * offset[:, :1]
         direction = torch.cat((torch.cos(angle), torch.sin(angle)), 1)
-        common = self.noise_offset * offset[:, 1:] * direction
+        span = self.noise_offset - self.least_noise_offset
+        common = (self.least_noise_offset + span * offset[:, 1:]) * direction
         square = (2 * noise.view(len(rows), self.num_noise, 2) - 1) * self.spread
         self.state[rows, moving:, :2] = common[:, None] + square
 
@@ -164,9 +183,9 @@ class SimpleCentroid(ParticleEnv):
         pushes = self._steering["agent"].forces(actions["agent"])
         turns = self.dynamics.next()[..., None]
         angles = torch.add(self._phases, turns, alpha=2 * math.pi)
-        wandering = angles.sin_().mul_(SIGNAL_ACCELERATION)
+        wandering = angles.sin_().mul_(self.signal_acceleration)
         self.integrate(torch.cat((pushes, wandering), 1))
         away = self._positions["agent"] - self.centroid()[:, None]
         distance = torch.linalg.vector_norm(away, dim=-1)
-        reward = distance.sqrt_().mul_(-self.reward_scale)
+        reward = distance.pow_(self.reward_power).mul_(-self.reward_scale)
         return {"agent": self.fill_absent(reward, "agent", 1, 0)}, self._never
