@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 OLDER = "an older policy's"
 """Mark of an evaluation after which training went on."""
+ELSEWHERE = "in another environment"
+"""Mark of an evaluation with other options of the environment."""
 DEPTHS = ("", "*/", "*/*/", "*/*/*/", "*/*/trials/*/")
 """Where the runs of a folder are: runs/NAME, sweeps/NAME/trials/NAME, …"""
 
@@ -78,7 +80,9 @@ def _row(path: Path, folder: Path) -> list[str]:
         run = Run.open(path)
         done, total, _ = _progress(run)
         date, _, remark = _last_evaluation(run).partition(":")
-        evaluated = f"{date}, older" if OLDER in remark else date
+        marks = {OLDER: "older", ELSEWHERE: "another env"}
+        marked = [short for mark, short in marks.items() if mark in remark]
+        evaluated = ", ".join([date, *marked])
         share = f"{min(done / total, 1):.0%}" if total else ""
         state = _state(run, done, total) if total else ""
         best = run.best.number if run.best else ""
@@ -116,7 +120,7 @@ def _state(run: "Run", done: int, total: int) -> str:
 
 
 def _parts(run: "Run") -> str:
-    """Name environment or task, policy, encoder, pooling head and seed."""
+    """Name environment or task, policy, encoder, head, critic and seed."""
     sections = ("env", "task", "policy", "encoder", "pooling")
     configs = [run.config.get(name) for name in sections]
     # Which environment of PettingZoo it is, its module says.
@@ -125,6 +129,9 @@ def _parts(run: "Run") -> str:
         for config in configs
         if isinstance(config, dict) and "name" in config
     ]
+    critic = run.config.get("critic")
+    if isinstance(critic, dict) and critic.get("name") not in (None, "own"):
+        labels.append(f"critic {critic['name']}")
     seed = run.config.get("seed")
     return ", ".join([*labels, *([] if seed is None else [f"seed {seed}"])])
 
@@ -164,6 +171,7 @@ def _last_evaluation(run: "Run") -> str:
         document = read_json(files[-1])
         rows: list[dict[str, Any]] = document["results"]
         superseded = run.superseded(document)
+        changed: list[str] = sorted(document.get("changed") or ())
         clean = [
             f"{row['group']} {row['mean']:.4g}"
             for row in rows
@@ -172,4 +180,7 @@ def _last_evaluation(run: "Run") -> str:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return f"{date}: {files[-1].name} cannot be read"
     older = superseded and f", {OLDER}, {superseded}"
-    return f"{date}: {', '.join(clean)}, unperturbed ({files[-1].name}){older}"
+    keys = ", ".join(f"env.{key}" for key in changed)
+    elsewhere = keys and f", {ELSEWHERE} ({keys})"
+    clean_returns = f"{', '.join(clean)}, unperturbed"
+    return f"{date}: {clean_returns} ({files[-1].name}){elsewhere}{older}"

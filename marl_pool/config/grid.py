@@ -267,7 +267,9 @@ def _whole_grid(
     # Reject what is no list of distinct values.
     for key, values in full_grid.items():
         if not isinstance(values, list) or not values:
-            raise InputError(f"grid.{key}: expected a list, got {show(values)}")
+            raise InputError(
+                f"grid.{key}: expected a list of at least one value, got {show(values)}"
+            )
         if len({json.dumps(value) for value in values}) < len(values):
             raise InputError(f"{key}: expected distinct values, got {values}")
     # A sweep without a grid would be a single run.

@@ -70,6 +70,22 @@ def test_an_evaluation_before_more_training_is_marked(run, printed):
     assert "marl-pool evaluate runs/half\n" in printed("show", "runs/half")
 
 
+def test_an_evaluation_in_another_environment_is_marked(run, printed):
+    path = run.evaluation_dir / "results.json"
+    document = {"changed": {"num_noise": 3, "arrivals": []}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | document))
+    assert (
+        "agent -1.25, unperturbed (results.json), in another environment "
+        "(env.arrivals, env.num_noise)\n" in printed("show", "runs/half")
+    )
+    assert ", another env" in printed("ls")
+
+
+def test_a_critic_of_the_team_is_named(printed):
+    Run.create("runs/team", compose("train", ["env=simple_spread", "critic=set"]))
+    assert "ada, critic set, seed" in printed("show", "runs/team")
+
+
 def test_an_edited_configuration_is_told(run, printed):
     with run.checkpoint(1) as folder:
         (folder / "state").write_bytes(b"weights")
