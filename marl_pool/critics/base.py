@@ -74,14 +74,22 @@ class Critic(nn.Module):
         """Build a set network whose other options are the policy's."""
         config = self.policy.config
         head = self._part("pooling", pooling)
-        network = SetNetwork(
-            spec,
-            encoder=self._part("encoder", encoder),
-            pooling=head,
-            type_embedding=config["type_embedding"],
-            input_activation=config["input_activation"],
-            init_std=config["init_std"],
-        )
+        try:
+            network = SetNetwork(
+                spec,
+                encoder=self._part("encoder", encoder),
+                pooling=head,
+                type_embedding=config["type_embedding"],
+                input_activation=config["input_activation"],
+                init_std=config["init_std"],
+            )
+        except InputError as error:
+            if pooling is not None or encoder is None:
+                raise
+            raise InputError(
+                f"{error}: the policy's head does not fit the critic's encoder; give "
+                f"it one, such as critic.pooling={{name: {head['name']}, num_heads: 1}}"
+            ) from error
         if network.memory_head is not None:
             raise InputError(
                 f"pooling: expected a head without memory, got {head['name']!r}"

@@ -218,6 +218,12 @@ ATTENTION_NEURON = ("encoder=identity", "pooling=attention_neuron")
             ["env=simple_spread", "critic=set", "critic.pooling=attention_neuron"],
             "critic: pooling: expected a head without memory, got 'attention_neuron'",
         ),
+        (
+            ["env=simple_spread", "critic=set", "critic.encoder=identity"],
+            "critic: pooling.num_heads: expected a divisor of dim = 12, got 8: the "
+            "policy's head does not fit the critic's encoder; give it one, such as "
+            "critic.pooling={name: ada, num_heads: 1}",
+        ),
     ],
 )
 def test_a_critic_that_cannot_be_built_says_what_is_missing(options, message):
