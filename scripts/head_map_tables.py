@@ -1,0 +1,240 @@
+"""Tables, heat maps and tested advice of the map of pooling heads (`head_map.py`).
+
+Heads are chosen on `CHOOSING` seeds and compared on the others, for the best of eight
+is better than the worst on the seeds that chose them, even if all are equal.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pandas as pd
+from markdown_tables import markdown_table
+
+from marl_pool.evaluation.statistics.intervals import (
+    bootstrap,
+    interquartile_mean,
+    probability_of_improvement,
+)
+from marl_pool.evaluation.statistics.scores import RANKED_FROM
+from marl_pool.files.figures import INK, figure_style, new_figure, save_png
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
+
+CELL = ["depth", "tokens", "share"]
+QUESTIONS = {
+    "clean": "as trained",
+    "tokens": "other numbers of tokens",
+    "share": "other shares of signal",
+}
+"""First word of a row's label → title; a question's score is the mean over its rows."""
+CHOOSING = (0, 1, 2)
+"""Seeds that choose heads; the others compare them."""
+MARGIN = 0.05
+"""Smallest difference of scores that matters."""
+FLAT = 0.02
+"""Largest change of the training return in the last fifth of a run that is flat."""
+WORST = 0.5
+"""Loss at the dark end of the colours."""
+
+
+class Advice(NamedTuple):
+    """A sentence, and the difference of scores that it claims.
+
+    Attributes:
+        sentence: as the page has it.
+        question: key of `QUESTIONS`.
+        cells: condition on `CELL`, for `pandas.DataFrame.query`.
+        better: heads; none for the best of each cell on the seeds that made it.
+        worse: heads; none for the worst of each cell on the seeds that made it.
+        low: least mean difference of better and worse.
+        high: largest mean difference.
+        seeds: that made it; the others test it.
+    """
+
+    sentence: str
+    question: str
+    cells: str
+    better: tuple[str, ...]
+    worse: tuple[str, ...]
+    low: float = MARGIN
+    high: float = np.inf
+    seeds: tuple[int, ...] = CHOOSING
+
+
+ADVICE: tuple[Advice, ...] = ()
+
+
+def answered(table: pd.DataFrame, question: str) -> pd.DataFrame:
+    """Return the score of each run for a question: index cell and seed, column head."""
+    rows = table[table["label"].str.split().str[0] == question]
+    keys = [*CELL, "seed"]
+    scores = rows.pivot_table(index=keys, columns="head", values="score")
+    return scores.sort_index(key=_in_order)
+
+
+def _in_order(values: pd.Index) -> pd.Index:
+    """Sort shares by their divisors: as texts, 1/32 is before 1/8."""
+    return values.str[2:].astype(int) if values.name == "share" else values
+
+
+def report(table: pd.DataFrame) -> str:
+    """Return all that is there as Markdown."""
+    parts = [summary(table)]
+    for question, title in QUESTIONS.items():
+        parts += [f"**Score, {title}**", score_table(answered(table, question))]
+    return "\n\n".join([*parts, "**Advice**", advice_table(table)])
+
+
+def summary(table: pd.DataFrame) -> str:
+    """Say how many runs there are, and how many of them became flat."""
+    runs = table.drop_duplicates("run")
+    rising = runs[runs["rise"].abs() > FLAT]
+    seeds = runs.groupby([*CELL, "head"])["seed"].nunique()
+    by_head = rising["head"].value_counts().to_dict()
+    return (
+        f"{len(runs)} runs, {seeds.min()} to {seeds.max()} seeds of a head in a cell. "
+        f"The return of {len(runs) - len(rising)} changes by at most {FLAT:g} in the "
+        f"last fifth; of the others, which are counted too: {by_head or 'none'}."
+    )
+
+
+def score_table(scores: pd.DataFrame) -> str:
+    """Format the interquartile mean of each head in each cell, a row for each cell.
+
+    The last columns are those of `choice`.
+    """
+    rows = []
+    for cell, group in scores.groupby(level=CELL, sort=False):
+        numbers = group.notna().sum()
+        low, high = numbers.min(), numbers.max()
+        seeds = f"{low}" if low == high else f"{low} to {high}"
+        means = [f"{mean:.3f}" if mean == mean else "" for mean in iqm(group)]
+        rows.append([*cell, seeds, *means, *choice(group)])
+    head = [*CELL, "seeds", *scores, "best, worst", "difference", "matters"]
+    return markdown_table(head, rows)
+
+
+def iqm(group: pd.DataFrame) -> pd.Series:
+    """Return the interquartile mean of each column without its missing values."""
+    means = {
+        head: interquartile_mean(group[head].dropna().to_numpy()) for head in group
+    }
+    return pd.Series(means)
+
+
+def choice(group: pd.DataFrame) -> tuple[str, str, str]:
+    """Compare the best and the worst head of a cell on seeds that did not choose them.
+
+    Returns:
+        Both names, the mean difference, and whether it matters: "no" below `MARGIN`,
+        "yes" if every run of the better head wins, else "open". Empty below
+        `RANKED_FROM` seeds of a head.
+    """
+    if group.notna().sum().min() < RANKED_FROM:
+        return "", "", ""
+    best, worst, unseen = chosen(group)
+    wins = probability_of_improvement(
+        unseen[[best]].to_numpy(), unseen[[worst]].to_numpy()
+    )
+    difference = float((unseen[best] - unseen[worst]).mean())
+    verdict = "yes" if wins == 1 else "open"
+    verdict = verdict if difference >= MARGIN else "no"
+    return f"{best}, {worst}", f"{difference:.3f}", verdict
+
+
+def chosen(
+    group: pd.DataFrame, seeds: tuple[int, ...] = CHOOSING
+) -> tuple[str, str, pd.DataFrame]:
+    """Choose the best and the worst head of a cell; also return the seeds unseen."""
+    is_seen = group.index.get_level_values("seed").isin(seeds)
+    means = group[is_seen].mean().dropna()
+    return str(means.idxmax()), str(means.idxmin()), group[~is_seen].dropna()
+
+
+def advice_table(table: pd.DataFrame, advice: tuple[Advice, ...] = ADVICE) -> str:
+    """Test each sentence on the seeds that did not make it."""
+    rows = []
+    for item in advice:
+        values = differences(item, table)
+        verdict = "not tested yet"
+        if len(values):
+            verdict = _verdict(item, values)
+        rows.append([item.sentence, ", ".join(map(str, item.seeds)), verdict])
+    return markdown_table(["advice", "made on seeds", "on the others"], rows)
+
+
+def differences(advice: Advice, table: pd.DataFrame) -> np.ndarray:
+    """Return the difference of better and worse in each cell and seed unseen."""
+    scores = answered(table, advice.question).query(advice.cells)
+    values = []
+    for _, group in scores.groupby(level=CELL, sort=False):
+        best, worst, unseen = chosen(group, advice.seeds)
+        better, worse = advice.better or (best,), advice.worse or (worst,)
+        values += list(unseen[[*better]].mean(axis=1) - unseen[[*worse]].mean(axis=1))
+    return np.array(values)
+
+
+def _verdict(advice: Advice, values: np.ndarray) -> str:
+    mean, low, high = bootstrap(values)
+    holds = advice.low <= low and high <= advice.high
+    fails = high < advice.low or low > advice.high
+    verdict = "holds" if holds else "fails" if fails else "open"
+    between = "" if len(values) < 2 else f" ({low:.3f} to {high:.3f})"
+    return f"{verdict}: {mean:.3f}{between}, {len(values)} cells and seeds"
+
+
+@figure_style()
+def draw(table: pd.DataFrame, out: Path) -> None:
+    """Draw what the best and the worst head lose: a row of maps for each question."""
+    depths = sorted(table["depth"].unique())
+    panels = [(depth, place) for depth in depths for place in ("best", "worst")]
+    figure = new_figure(2.3 * len(panels) + 1, 2.2 * len(QUESTIONS))
+    grid = figure.subplots(len(QUESTIONS), len(panels), squeeze=False)
+    for row, (question, title) in zip(grid, QUESTIONS.items(), strict=True):
+        scores = answered(table, question)
+        for axes, (depth, place) in zip(row, panels, strict=True):
+            cells = scores[scores.index.get_level_values("depth") == depth]
+            image = _heat_map(axes, losses(cells, place))
+            layers = "1 layer" if depth == 1 else f"{depth} layers"
+            axes.set_title(f"{place} head, {layers}\n{title}", fontsize=8.5)
+    figure.colorbar(image, ax=grid, label="lost of the scripted policy's score")
+    save_png(figure, out, 110)
+
+
+def losses(scores: pd.DataFrame, place: str) -> pd.DataFrame:
+    """Return what the best or the worst head loses in each cell, 1 - its score.
+
+    Columns: ``tokens``, ``share``, ``loss``, and ``head``, empty unless it matters.
+    """
+    rows = []
+    for (_, tokens, share), group in scores.groupby(level=CELL, sort=False):
+        means = iqm(group)
+        head = means.idxmax() if place == "best" else means.idxmin()
+        name = head if choice(group)[-1] == "yes" else ""
+        rows.append((tokens, share, 1 - means[head], name))
+    return pd.DataFrame(rows, columns=["tokens", "share", "loss", "head"])
+
+
+def _heat_map(axes: "Axes", cells: pd.DataFrame) -> "AxesImage":
+    grid = cells.pivot_table(index="share", columns="tokens", values="loss")
+    grid = grid.sort_index(key=_in_order)
+    image = axes.imshow(grid, vmin=0, vmax=WORST, cmap="YlOrRd", aspect="auto")
+    for row in cells.itertuples():
+        place = (grid.columns.get_loc(row.tokens), grid.index.get_loc(row.share))
+        name = row.head.replace("_", "\n")
+        axes.annotate(
+            f"{row.loss:.2f}\n{name}".strip(),
+            place,
+            ha="center",
+            va="center",
+            fontsize=8,
+            color="white" if row.loss > 0.7 * WORST else INK,
+        )
+    axes.set_xticks(range(grid.shape[1]), [f"{tokens}" for tokens in grid.columns])
+    axes.set_yticks(range(grid.shape[0]), grid.index)
+    axes.set_xlabel("tokens")
+    axes.set_ylabel("share of signal")
+    return image
