@@ -15,7 +15,7 @@ all of its heads have `RANKED_FROM` seeds.
 import itertools
 import shlex
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -34,8 +34,10 @@ SEEDS = range(5)
 SHARES = (Fraction(1, 2), Fraction(1, 8), Fraction(1, 32))
 FACTORS = (Fraction(1, 4), Fraction(4), Fraction(8))
 """Tokens out of distribution, in units of those of the cell."""
-STAGES = (((0, 1), (8, 32)), ((1,), (128,)))
-"""Depths and tokens, all seeds of a stage before the next stage."""
+FAST_HEADS = HEADS[:4]
+"""Those that the compiled kernel computes; the others take four times as long."""
+STAGES = (((0, 1), (8, 32), HEADS), ((1,), (128,), FAST_HEADS))
+"""Depths, tokens and heads; all seeds of a stage before the next stage."""
 STEPS = 500_000
 RECIPE = f"experiment=simple_centroid total_steps={STEPS} threads=1"
 EPISODES = 128
@@ -87,16 +89,17 @@ class Cell(NamedTuple):
         return {name: cell.counts for name, cell in places.items() if cell.is_possible}
 
 
-def cells(stage: tuple[tuple[int, ...], tuple[int, ...]]) -> list[Cell]:
+def cells(depths: Sequence[int], tokens: Sequence[int]) -> list[Cell]:
     """Return the possible cells of a stage."""
-    combined = itertools.starmap(Cell, itertools.product(*stage, SHARES))
+    combined = itertools.starmap(Cell, itertools.product(depths, tokens, SHARES))
     return [cell for cell in combined if cell.is_possible]
 
 
 def commands(runs: Path) -> Iterator[str]:
     """Yield a command for each run that is not finished, in the order to run them."""
-    for stage in STAGES:
-        for seed, cell, head in itertools.product(SEEDS, cells(stage), HEADS):
+    for depths, tokens, heads in STAGES:
+        places = itertools.product(SEEDS, cells(depths, tokens), heads)
+        for seed, cell, head in places:
             folder = runs / f"{cell.depth}-{cell.counts}-{head}-{seed}"
             if folder.is_dir() and is_finished(Run.open(folder)):
                 continue

@@ -4,6 +4,7 @@ Heads are chosen on `CHOOSING` seeds and compared on the others, for the best of
 is better than the worst on the seeds that chose them, even if all are equal.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -76,8 +77,12 @@ def answered(table: pd.DataFrame, question: str) -> pd.DataFrame:
 
 
 def _in_order(values: pd.Index) -> pd.Index:
-    """Sort shares by their divisors: as texts, 1/32 is before 1/8."""
-    return values.str[2:].astype(int) if values.name == "share" else values
+    return values.map(_place)
+
+
+def _place(value: int | str) -> int:
+    """Order shares by their divisors: as texts, 1/32 is before 1/8."""
+    return int(str(value).removeprefix("1/"))
 
 
 def report(table: pd.DataFrame) -> str:
@@ -91,14 +96,20 @@ def report(table: pd.DataFrame) -> str:
 def summary(table: pd.DataFrame) -> str:
     """Say how many runs there are, and how many of them became flat."""
     runs = table.drop_duplicates("run")
-    rising = runs[runs["rise"].abs() > FLAT]
+    rising = runs.loc[runs["rise"].abs() > FLAT, "head"].value_counts()
     seeds = runs.groupby([*CELL, "head"])["seed"].nunique()
-    by_head = rising["head"].value_counts().to_dict()
+    names = ", ".join(f"{head} {count}" for head, count in rising.items())
     return (
-        f"{len(runs)} runs, {seeds.min()} to {seeds.max()} seeds of a head in a cell. "
-        f"The return of {len(runs) - len(rising)} changes by at most {FLAT:g} in the "
-        f"last fifth; of the others, which are counted too: {by_head or 'none'}."
+        f"{len(runs)} runs, {_seeds(seeds)} of each head in a cell. The return of "
+        f"{len(runs) - rising.sum()} changes by at most {FLAT:g} of the score in their "
+        f"last fifth; of the others, which are counted too: {names or 'none'}."
     )
+
+
+def _seeds(numbers: pd.Series) -> str:
+    low, high = numbers.min(), numbers.max()
+    text = f"{low}" if low == high else f"{low} to {high}"
+    return f"{text} seed" if high == 1 else f"{text} seeds"
 
 
 def score_table(scores: pd.DataFrame) -> str:
@@ -108,9 +119,7 @@ def score_table(scores: pd.DataFrame) -> str:
     """
     rows = []
     for cell, group in scores.groupby(level=CELL, sort=False):
-        numbers = group.notna().sum()
-        low, high = numbers.min(), numbers.max()
-        seeds = f"{low}" if low == high else f"{low} to {high}"
+        seeds = _seeds(group.notna().sum()).removesuffix("s").removesuffix(" seed")
         means = [f"{mean:.3f}" if mean == mean else "" for mean in iqm(group)]
         rows.append([*cell, seeds, *means, *choice(group)])
     head = [*CELL, "seeds", *scores, "best, worst", "difference", "matters"]
@@ -119,10 +128,9 @@ def score_table(scores: pd.DataFrame) -> str:
 
 def iqm(group: pd.DataFrame) -> pd.Series:
     """Return the interquartile mean of each column without its missing values."""
-    means = {
-        head: interquartile_mean(group[head].dropna().to_numpy()) for head in group
-    }
-    return pd.Series(means)
+    values = {head: group[head].dropna().to_numpy() for head in group}
+    means = {head: interquartile_mean(v) for head, v in values.items() if len(v)}
+    return pd.Series(means).reindex(group.columns)
 
 
 def choice(group: pd.DataFrame) -> tuple[str, str, str]:
@@ -190,6 +198,7 @@ def _verdict(advice: Advice, values: np.ndarray) -> str:
 def draw(table: pd.DataFrame, out: Path) -> None:
     """Draw what the best and the worst head lose: a row of maps for each question."""
     depths = sorted(table["depth"].unique())
+    sides = [sorted(table[key].unique(), key=_place) for key in ("share", "tokens")]
     panels = [(depth, place) for depth in depths for place in ("best", "worst")]
     figure = new_figure(2.3 * len(panels) + 1, 2.2 * len(QUESTIONS))
     grid = figure.subplots(len(QUESTIONS), len(panels), squeeze=False)
@@ -197,7 +206,7 @@ def draw(table: pd.DataFrame, out: Path) -> None:
         scores = answered(table, question)
         for axes, (depth, place) in zip(row, panels, strict=True):
             cells = scores[scores.index.get_level_values("depth") == depth]
-            image = _heat_map(axes, losses(cells, place))
+            image = _heat_map(axes, losses(cells, place), sides)
             layers = "1 layer" if depth == 1 else f"{depth} layers"
             axes.set_title(f"{place} head, {layers}\n{title}", fontsize=8.5)
     figure.colorbar(image, ax=grid, label="lost of the scripted policy's score")
@@ -218,9 +227,12 @@ def losses(scores: pd.DataFrame, place: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["tokens", "share", "loss", "head"])
 
 
-def _heat_map(axes: "Axes", cells: pd.DataFrame) -> "AxesImage":
-    grid = cells.pivot_table(index="share", columns="tokens", values="loss")
-    grid = grid.sort_index(key=_in_order)
+def _heat_map(
+    axes: "Axes", cells: pd.DataFrame, sides: Sequence[Sequence[int | str]]
+) -> "AxesImage":
+    grid = pd.DataFrame(np.nan, *sides)
+    for row in cells.itertuples():
+        grid.loc[row.share, row.tokens] = row.loss
     image = axes.imshow(grid, vmin=0, vmax=WORST, cmap="YlOrRd", aspect="auto")
     for row in cells.itertuples():
         place = (grid.columns.get_loc(row.tokens), grid.index.get_loc(row.share))

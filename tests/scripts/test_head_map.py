@@ -18,9 +18,10 @@ from marl_pool.envs import make_batched_env
 from marl_pool.runs.run import Run
 
 HALF, EIGHTH = Fraction(1, 2), Fraction(1, 8)
-CELLS = [cell for stage in head_map.STAGES for cell in head_map.cells(stage)]
-BOTH = ("0-1-4-3-ada-0", "1-1-1-6-max-0")
-"""Names of runs."""
+STAGES = [(head_map.cells(*place), heads) for *place, heads in head_map.STAGES]
+CELLS = [cell for cells, _ in STAGES for cell in cells]
+TINY = "experiment=simple_centroid total_steps=640 ppo.batch_size=64"
+"""Too short to learn; eight steps of eight environments."""
 
 
 def scored(seeds=5, noise=0.0, **heads):
@@ -73,22 +74,21 @@ def test_other_environments_keep_the_share_or_the_tokens():
 
 def test_all_runs_of_a_seed_are_before_those_of_the_next(tmp_path):
     commands = [*head_map.commands(tmp_path)]
-    first = len(head_map.cells(head_map.STAGES[0])) * len(head_map.HEADS)
-    for seed in head_map.SEEDS:
-        block = commands[seed * first : (seed + 1) * first]
-        assert len({command.rpartition(" ")[0] for command in block}) == first
-        assert all(command.endswith(f" seed={seed}") for command in block)
-    assert len(set(commands)) == len(commands)
+    for cells, heads in STAGES:
+        for seed in head_map.SEEDS:
+            block, commands = np.split(commands, [len(cells) * len(heads)])
+            assert len({line.rpartition(" ")[0] for line in block}) == len(block)
+            assert all(line.endswith(f" seed={seed}") for line in block)
+    assert not len(commands)
 
 
 @pytest.mark.parametrize("number", range(len(CELLS)))
 def test_a_command_is_understood_and_its_run_is_of_its_cell(tmp_path, number):
-    per_seed = len(head_map.HEADS)
-    words = [*head_map.commands(tmp_path)][number * (per_seed + 1)].split()
+    # The number moves on by more than a cell's heads, to meet all of both.
+    words = [*head_map.commands(tmp_path)][37 * number].split()
     namespace, overrides = parse(words[1:])
     config = compose(namespace.verb, overrides)
-    run = Run(tmp_path, config)
-    cell = head_map.cell_of(run)
+    cell = head_map.cell_of(Run(tmp_path, config, ""))
     head, seed = config["pooling"]["name"], config["seed"]
     assert namespace.run_dir == f"{tmp_path}/{cell.depth}-{cell.counts}-{head}-{seed}"
     assert cell in CELLS
@@ -98,9 +98,136 @@ def test_a_command_is_understood_and_its_run_is_of_its_cell(tmp_path, number):
 
 @pytest.mark.parametrize(("start", "rise"), [(0.0, 0.0), (0.3, 0.1)])
 def test_the_rise_is_that_of_the_last_fifth(tmp_path, start, rise):
-    run = Run(tmp_path, {})
+    run = Run(tmp_path, {}, "")
     for iteration in range(1, 101):
         late = max(iteration - 80, 0) / 20
         row = {"env_steps": 10 * iteration, "return_mean": -1 + start + rise * late}
         run.log({"iteration": iteration, **row})
     assert head_map.late_rise(run) == pytest.approx(rise)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two finished runs, one that has only begun, and the table of the first two."""
+    folder = tmp_path_factory.mktemp("runs")
+    small = "ppo.minibatch_size=64 ppo.num_envs=8 env.max_steps=8 threads=1"
+    for cell, head in ((Cell(0, 8, HALF), "avg"), (Cell(1, 8, EIGHTH), "gated")):
+        words = [*cell.encoder.split(), f"env.counts={cell.counts}", f"pooling={head}"]
+        name = f"{cell.depth}-{cell.counts}-{head}-0"
+        train(*TINY.split(), *small.split(), *words, run_dir=folder / name)
+    begun = {**Run.open(folder / name).config, "total_steps": 512}
+    Run.create(folder / "begun", begun)
+    head_map.collect(folder, folder / "map.csv")
+    return folder
+
+
+@pytest.mark.slow
+def test_finished_runs_are_collected_once(runs):
+    table = pd.read_csv(runs / "map.csv")
+    head_map.collect(runs, runs / "map.csv")
+    pd.testing.assert_frame_equal(pd.read_csv(runs / "map.csv"), table)
+    assert [*table["run"].unique()] == ["0-1-4-3-avg-0", "1-1-1-6-gated-0"]
+    own = table[table["label"] == "clean"]
+    assert [*own["head"]] == ["avg", "gated"]
+    assert [*own["depth"]] == [0, 1]
+    assert [*own["share"]] == ["1/2", "1/8"]
+    labels = {"clean", *Cell(1, 8, EIGHTH).elsewhere()}
+    assert set(table[table["run"] == "1-1-1-6-gated-0"]["label"]) == labels
+    assert np.isfinite(table[["score", "rise"]]).all(axis=None)
+    assert "2 runs, 1 seed of each head in a cell" in tables.report(table)
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_not_listed_again(runs, tmp_path):
+    assert len([*head_map.commands(runs)]) == len([*head_map.commands(tmp_path)]) - 2
+
+
+def test_a_head_that_is_worse_matters_and_equal_ones_do_not():
+    row = ["ada, avg", "0.300", "yes"]
+    assert [*tables.choice(answers(scored(ada=0.9, avg=0.6)))] == row
+    assert tables.choice(answers(scored(ada=0.9, avg=0.88)))[-1] == "no"
+    # The best of eight equal heads wins where it was chosen, by more than the margin.
+    equal = dict.fromkeys(head_map.HEADS, 0.8)
+    group = answers(scored(noise=0.1, **equal))
+    seen = group[group.index.get_level_values("seed") < 3].mean()
+    assert seen.max() - seen.min() > tables.MARGIN
+    assert tables.choice(group)[-1] != "yes"
+
+
+def answers(table):
+    return tables.answered(table, "clean")
+
+
+def test_nothing_is_ranked_below_five_seeds():
+    table = scored(seeds=4, ada=0.9, avg=0.6)
+    assert tables.choice(answers(table)) == ("", "", "")
+    assert not tables.losses(answers(table), "best")["head"].any()
+    assert "| 0 | 8 | 1/2 | 4 | 0.900 | 0.600 |  |  |  |" in tables.report(table)
+
+
+def test_unequal_numbers_of_seeds_are_said():
+    table = pd.concat([scored(seeds=5, ada=0.9), scored(seeds=3, avg=0.6)])
+    assert "| 0 | 8 | 1/2 | 3 to 5 | 0.900 | 0.600 |  |  |  |" in tables.report(table)
+    assert "8 runs, 3 to 5 seeds of each head in a cell" in tables.report(table)
+
+
+def test_runs_that_still_rise_are_counted_and_named():
+    table = scored(ada=0.9, avg=0.6)
+    table.loc[table["run"] == "avg-1", "rise"] = 0.021
+    assert "The return of 9 changes by at most 0.02" in tables.summary(table)
+    assert tables.summary(table).endswith("which are counted too: avg 1.")
+
+
+def test_the_worst_and_the_best_head_lose_what_their_scores_lack():
+    scores = answers(scored(ada=0.9, avg=0.6))
+    for place, head, loss in (("best", "ada", 0.1), ("worst", "avg", 0.4)):
+        (row,) = tables.losses(scores, place).itertuples(index=False)
+        assert (row.head, row.loss) == (head, pytest.approx(loss))
+
+
+SAYINGS = {
+    "holds": Advice("", "clean", "depth == 0", ("ada",), ("avg",)),
+    "holds: 0.000": Advice("", "tokens", "depth == 0", ("ada",), ("max",), -0.05, 0.05),
+    "fails": Advice("", "share", "tokens == 8", ("avg",), ("max",)),
+    "open": Advice("", "clean", "depth == 0", ("max",), ("cls",), 0.1),
+    "holds: 0.300": Advice("", "clean", "depth == 0", (), ()),
+    "not tested yet": Advice("", "clean", "depth == 3", ("ada",), ("avg",)),
+}
+
+
+@pytest.mark.parametrize("verdict", SAYINGS)
+def test_advice_is_tested_on_the_seeds_that_did_not_make_it(verdict):
+    table = scored(ada=0.9, max=0.9, avg=0.6, cls=0.8)
+    # Seeds that made it would say the contrary.
+    made = table["seed"].isin(tables.CHOOSING) & (verdict != "holds: 0.300")
+    table.loc[made, "score"] *= -1
+    table.loc[(table["head"] == "cls") & (table["seed"] == 4), "score"] -= 0.1
+    row = tables.advice_table(table, (SAYINGS[verdict],)).splitlines()[-1]
+    assert f"| 0, 1, 2 | {verdict}" in row
+
+
+@pytest.mark.parametrize("seeds", [1, 5])
+def test_incomplete_maps_are_drawn(tmp_path, seeds):
+    table = scored(seeds=seeds, ada=0.9, attention_neuron=0.6)
+    other = table[table["label"] == "clean"].assign(depth=1, tokens=32, share="1/32")
+    tables.draw(pd.concat([table, other]), tmp_path / "map.png")
+    assert (tmp_path / "map.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["collect", "."], "--out: expected the CSV to extend"),
+        (["collect", ".", "--out", "map.csv"], "expected finished runs, got none"),
+        (["table", "map.csv"], "map.csv: no such file"),
+        (["table", "map.csv", "--out", "no/map.png"], "there is no folder no"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line(monkeypatch, tmp_path, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["head_map.py", *words])
+    with pytest.raises(SystemExit) as caught:
+        head_map.main()
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
