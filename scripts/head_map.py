@@ -29,17 +29,21 @@ from marl_pool import evaluate, load_policy
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
 
-HEADS = ("ada", "avg", "max", "cls", "attention_neuron", "pma", "power", "gated")
 SEEDS = range(5)
 SHARES = (Fraction(1, 2), Fraction(1, 8), Fraction(1, 32))
 FACTORS = (Fraction(1, 4), Fraction(4), Fraction(8))
 """Tokens out of distribution, in units of those of the cell."""
-FAST_HEADS = HEADS[:4]
-"""Those that the compiled kernel computes; the others take four times as long."""
-STAGES = (((0, 1), (8, 32), HEADS), ((1,), (128,), FAST_HEADS))
+IN_KERNEL = ("ada", "avg", "max", "cls")
+"""Heads that the compiled kernel computes, in a third of the others' time."""
+STAGES = (
+    ((0, 1), (8, 32), (*IN_KERNEL, "gated", "power")),
+    ((1,), (128,), IN_KERNEL),
+    ((0, 1), (8, 32), ("attention_neuron", "pma")),
+)
 """Depths, tokens and heads; all seeds of a stage before the next stage."""
-STEPS = 500_000
-RECIPE = f"experiment=simple_centroid total_steps={STEPS} threads=1"
+STEPS = {0: 500_000, 1: 1_000_000}
+"""Length of a run by depth."""
+RECIPE = "experiment=simple_centroid threads=1"
 EPISODES = 128
 
 
@@ -105,8 +109,8 @@ def commands(runs: Path) -> Iterator[str]:
                 continue
             yield (
                 f"marl-pool train --run-dir {shlex.quote(str(folder))} --or-resume "
-                f"{RECIPE} {cell.encoder} env.counts={cell.counts} pooling={head} "
-                f"seed={seed}"
+                f"{RECIPE} total_steps={STEPS[cell.depth]} {cell.encoder} "
+                f"env.counts={cell.counts} pooling={head} seed={seed}"
             )
 
 

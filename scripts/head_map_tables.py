@@ -1,7 +1,7 @@
 """Tables, heat maps and tested advice of the map of pooling heads (`head_map.py`).
 
-Heads are chosen on `CHOOSING` seeds and compared on the others, for the best of eight
-is better than the worst on the seeds that chose them, even if all are equal.
+Heads are chosen on some seeds and compared on others: the best of eight is better than
+the worst on the seeds that chose them, even if all are equal.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ import pandas as pd
 from markdown_tables import markdown_table
 
 from marl_pool.evaluation.statistics.intervals import (
+    Interval,
     bootstrap,
     interquartile_mean,
-    probability_of_improvement,
 )
 from marl_pool.evaluation.statistics.scores import RANKED_FROM
 from marl_pool.files.figures import INK, figure_style, new_figure, save_png
@@ -32,7 +32,7 @@ QUESTIONS = {
 }
 """First word of a row's label → title; a question's score is the mean over its rows."""
 CHOOSING = (0, 1, 2)
-"""Seeds that choose heads; the others compare them."""
+"""Seeds that make advice; the others test it."""
 MARGIN = 0.05
 """Smallest difference of scores that matters."""
 FLAT = 0.02
@@ -50,8 +50,8 @@ class Advice(NamedTuple):
         cells: condition on `CELL`, for `pandas.DataFrame.query`.
         better: heads; none for the best of each cell on the seeds that made it.
         worse: heads; none for the worst of each cell on the seeds that made it.
-        low: least mean difference of better and worse.
-        high: largest mean difference.
+        matters: "yes" if their mean difference is claimed to be `MARGIN` or more, else
+            "no".
         seeds: that made it; the others test it.
     """
 
@@ -60,8 +60,7 @@ class Advice(NamedTuple):
     cells: str
     better: tuple[str, ...]
     worse: tuple[str, ...]
-    low: float = MARGIN
-    high: float = np.inf
+    matters: str = "yes"
     seeds: tuple[int, ...] = CHOOSING
 
 
@@ -134,64 +133,72 @@ def iqm(group: pd.DataFrame) -> pd.Series:
 
 
 def choice(group: pd.DataFrame) -> tuple[str, str, str]:
-    """Compare the best and the worst head of a cell on seeds that did not choose them.
+    """Compare the best and the worst head of a cell, each seed by the others' choice.
 
     Returns:
-        Both names, the mean difference, and whether it matters: "no" below `MARGIN`,
-        "yes" if every run of the better head wins, else "open". Empty below
-        `RANKED_FROM` seeds of a head.
+        The heads of the highest and the lowest interquartile mean; the difference of
+        the two that the other seeds would choose, its mean over seeds and interval; and
+        whether it is above `MARGIN`: "yes", "no", or "open" if the interval includes
+        it. Empty for fewer than two heads of `RANKED_FROM` seeds; others do not take
+        part.
     """
-    if group.notna().sum().min() < RANKED_FROM:
+    group = group.loc[:, group.notna().sum() >= RANKED_FROM].dropna()
+    if group.shape[1] < 2:
         return "", "", ""
-    best, worst, unseen = chosen(group)
-    wins = probability_of_improvement(
-        unseen[[best]].to_numpy(), unseen[[worst]].to_numpy()
-    )
-    difference = float((unseen[best] - unseen[worst]).mean())
-    verdict = "yes" if wins == 1 else "open"
-    verdict = verdict if difference >= MARGIN else "no"
-    return f"{best}, {worst}", f"{difference:.3f}", verdict
+    values = []
+    for seed in group.index:
+        best, worst = extremes(group.drop(index=seed))
+        values.append(group.loc[seed, best] - group.loc[seed, worst])
+    interval = bootstrap(values)
+    return ", ".join(extremes(group)), _between(interval), _against(interval, MARGIN)
 
 
-def chosen(
-    group: pd.DataFrame, seeds: tuple[int, ...] = CHOOSING
-) -> tuple[str, str, pd.DataFrame]:
-    """Choose the best and the worst head of a cell; also return the seeds unseen."""
-    is_seen = group.index.get_level_values("seed").isin(seeds)
-    means = group[is_seen].mean().dropna()
-    return str(means.idxmax()), str(means.idxmin()), group[~is_seen].dropna()
+def extremes(group: pd.DataFrame) -> tuple[str, str]:
+    """Return the heads of the highest and the lowest interquartile mean."""
+    means = iqm(group)
+    return str(means.idxmax()), str(means.idxmin())
+
+
+def _between(interval: Interval) -> str:
+    value, low, high = interval
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
 def advice_table(table: pd.DataFrame, advice: tuple[Advice, ...] = ADVICE) -> str:
     """Test each sentence on the seeds that did not make it."""
     rows = []
     for item in advice:
-        values = differences(item, table)
-        verdict = "not tested yet"
-        if len(values):
-            verdict = _verdict(item, values)
-        rows.append([item.sentence, ", ".join(map(str, item.seeds)), verdict])
-    return markdown_table(["advice", "made on seeds", "on the others"], rows)
+        values, verdict = differences(item, table), "not tested yet"
+        if len(values) > 1:
+            interval = bootstrap(values)
+            is_above = _against(interval, MARGIN)
+            verdict = {item.matters: "holds", "open": "open"}.get(is_above, "fails")
+            verdict += f": {_between(interval)}, {len(values)} cells and seeds"
+        seeds = ", ".join(map(str, item.seeds))
+        rows.append([item.sentence, item.question, seeds, verdict])
+    return markdown_table(["advice", "question", "made on seeds", "on others"], rows)
 
 
 def differences(advice: Advice, table: pd.DataFrame) -> np.ndarray:
     """Return the difference of better and worse in each cell and seed unseen."""
     scores = answered(table, advice.question).query(advice.cells)
     values = []
-    for _, group in scores.groupby(level=CELL, sort=False):
-        best, worst, unseen = chosen(group, advice.seeds)
+    for _, group in scores.groupby(level=CELL):
+        is_seen = group.index.get_level_values("seed").isin(advice.seeds)
+        if not is_seen.any():
+            continue
+        best, worst = extremes(group[is_seen])
         better, worse = advice.better or (best,), advice.worse or (worst,)
-        values += list(unseen[[*better]].mean(axis=1) - unseen[[*worse]].mean(axis=1))
+        unseen = group.loc[~is_seen, [*{*better, *worse}]].dropna()
+        values += [*(unseen[[*better]].mean(axis=1) - unseen[[*worse]].mean(axis=1))]
     return np.array(values)
 
 
-def _verdict(advice: Advice, values: np.ndarray) -> str:
-    mean, low, high = bootstrap(values)
-    holds = advice.low <= low and high <= advice.high
-    fails = high < advice.low or low > advice.high
-    verdict = "holds" if holds else "fails" if fails else "open"
-    between = "" if len(values) < 2 else f" ({low:.3f} to {high:.3f})"
-    return f"{verdict}: {mean:.3f}{between}, {len(values)} cells and seeds"
+def _against(interval: Interval, margin: float) -> str:
+    """Say whether a number is at least the margin."""
+    if interval.low >= margin:
+        return "yes"
+    return "no" if interval.high < margin else "open"
 
 
 @figure_style()
