@@ -3,6 +3,7 @@
     python scripts/head_map.py list RUNS | sh
     python scripts/head_map.py collect RUNS --out docs/data/head_map.csv
     python scripts/head_map.py table docs/data/head_map.csv --out head_map.png
+        --page docs/map.md
 
 A cell is a depth of the encoder, a number of tokens and the share of signal among them.
 `list` prints the commands of the runs that are not finished: all cells of a seed, then
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from head_map_tables import CELL, draw, report
+from head_map_tables import CELL, draw, report, write_page
 from study_arguments import new_picture, reported
 
 from marl_pool import evaluate, load_policy
@@ -32,7 +33,7 @@ from marl_pool.utils.errors import InputError
 SEEDS = range(5)
 SHARES = (Fraction(1, 2), Fraction(1, 8), Fraction(1, 32))
 FACTORS = (Fraction(1, 4), Fraction(4), Fraction(8))
-"""Tokens out of distribution, in units of those of the cell."""
+"""Numbers of tokens out of distribution, in units of the cell's."""
 IN_KERNEL = ("ada", "avg", "max", "cls")
 """Heads that the compiled kernel computes, in a third of the others' time."""
 STAGES = (
@@ -47,7 +48,7 @@ RECIPE = "experiment=simple_centroid threads=1"
 EPISODES = 128
 
 
-class Cell(NamedTuple):
+class MapCell(NamedTuple):
     """Place on the map.
 
     Attributes:
@@ -93,9 +94,9 @@ class Cell(NamedTuple):
         return {name: cell.counts for name, cell in places.items() if cell.is_possible}
 
 
-def cells(depths: Sequence[int], tokens: Sequence[int]) -> list[Cell]:
+def cells(depths: Sequence[int], tokens: Sequence[int]) -> list[MapCell]:
     """Return the possible cells of a stage."""
-    combined = itertools.starmap(Cell, itertools.product(depths, tokens, SHARES))
+    combined = itertools.starmap(MapCell, itertools.product(depths, tokens, SHARES))
     return [cell for cell in combined if cell.is_possible]
 
 
@@ -163,12 +164,12 @@ def evaluated(run: Run) -> pd.DataFrame:
     )[["run", *CELL, "head", "seed", "label", "score", "rise"]]
 
 
-def cell_of(run: Run) -> Cell:
+def cell_of(run: Run) -> MapCell:
     """Return the place of a run on the map."""
     numbers = [int(number) for number in str(run.env["counts"]).split("-")]
     tokens = sum(numbers)
     depth = run.config["encoder"].get("num_layers", 0)
-    return Cell(depth, tokens, Fraction(numbers[1], tokens))
+    return MapCell(depth, tokens, Fraction(numbers[1], tokens))
 
 
 def late_rise(run: Run) -> float:
@@ -179,12 +180,31 @@ def late_rise(run: Run) -> float:
     return float(slope * 0.2 * table["env_steps"].max())
 
 
+def tabulate(source: Path, out: Path | None, page: Path | None) -> None:
+    """Print the tables or write them into a page, and draw the maps.
+
+    Raises:
+        InputError: no such file.
+    """
+    for path in filter(None, (source, page)):
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+    table = pd.read_csv(source)
+    if page is None:
+        print(report(table))
+    else:
+        write_page(page, report(table))
+    if out is not None:
+        draw(table, out)
+
+
 def main() -> None:
     """List the runs, collect them, or tabulate and draw what was collected."""
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("action", choices=["list", "collect", "table"])
     parser.add_argument("source", type=Path, help="folder of runs, or the CSV")
     parser.add_argument("--out", type=new_picture, help="CSV or picture to write")
+    parser.add_argument("--page", type=Path, help="page whose tables to replace")
     arguments = parser.parse_args()
     source, out = arguments.source, arguments.out
     with reported(parser):
@@ -195,12 +215,7 @@ def main() -> None:
                 raise InputError("--out: expected the CSV to extend")
             collect(source, out)
         else:
-            if not source.is_file():
-                raise InputError(f"{source}: no such file")
-            table = pd.read_csv(source)
-            print(report(table))
-            if out is not None:
-                draw(table, out)
+            tabulate(source, out, arguments.page)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from marl_pool.evaluation.statistics.intervals import (
 )
 from marl_pool.evaluation.statistics.scores import RANKED_FROM
 from marl_pool.files.figures import INK, figure_style, new_figure, save_png
+from marl_pool.training.sweep.estimate import smallest_difference
+from marl_pool.utils.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +37,8 @@ CHOOSING = (0, 1, 2)
 """Seeds that make advice; the others test it."""
 MARGIN = 0.05
 """Smallest difference of scores that matters."""
+MARKS = "<!-- measured -->", "<!-- end -->"
+"""Of a page, around what `report` says."""
 FLAT = 0.02
 """Largest change of the training return in the last fifth of a run that is flat."""
 WORST = 0.5
@@ -52,7 +56,7 @@ class Advice(NamedTuple):
         worse: heads; none for the worst of each cell on the seeds that made it.
         matters: "yes" if their mean difference is claimed to be `MARGIN` or more, else
             "no".
-        seeds: that made it; the others test it.
+        seeds: that made it, none of a prediction; the others test it.
     """
 
     sentence: str
@@ -64,7 +68,33 @@ class Advice(NamedTuple):
     seeds: tuple[int, ...] = CHOOSING
 
 
-ADVICE: tuple[Advice, ...] = ()
+ADVICE = (
+    Advice(
+        "As trained, behind one layer, any head will do.",
+        "clean",
+        "depth == 1",
+        (),
+        (),
+        "no",
+    ),
+    Advice(
+        "Without layers, and with 1/8 signal or less, not avg but ada.",
+        "clean",
+        "depth == 0 and share != '1/2'",
+        ("ada",),
+        ("avg",),
+        seeds=(),
+    ),
+    Advice(
+        "If the share of signal will change, not avg but ada.",
+        "share",
+        "depth < 2",
+        ("ada",),
+        ("avg",),
+        seeds=(),
+    ),
+)
+"""Predictions of before the first run, but for heads that seeds choose."""
 
 
 def answered(table: pd.DataFrame, question: str) -> pd.DataFrame:
@@ -98,10 +128,18 @@ def summary(table: pd.DataFrame) -> str:
     rising = runs.loc[runs["rise"].abs() > FLAT, "head"].value_counts()
     seeds = runs.groupby([*CELL, "head"])["seed"].nunique()
     names = ", ".join(f"{head} {count}" for head, count in rising.items())
+    spread = answered(table, "clean").groupby(level=CELL).std().median(axis=None)
+    power = ""
+    if spread == spread:
+        detected = smallest_difference(RANKED_FROM) * spread
+        power = (
+            f" The median standard deviation between seeds is {spread:.3f}, by which "
+            f"{RANKED_FROM} seeds tell a difference of {detected:.3f} (power 0.8)."
+        )
     return (
         f"{len(runs)} runs, {_seeds(seeds)} of each head in a cell. The return of "
         f"{len(runs) - rising.sum()} changes by at most {FLAT:g} of the score in their "
-        f"last fifth; of the others, which are counted too: {names or 'none'}."
+        f"last fifth; of the others, which are counted too: {names or 'none'}.{power}"
     )
 
 
@@ -114,7 +152,7 @@ def _seeds(numbers: pd.Series) -> str:
 def score_table(scores: pd.DataFrame) -> str:
     """Format the interquartile mean of each head in each cell, a row for each cell.
 
-    The last columns are those of `choice`.
+    The last columns are what `choice` returns.
     """
     rows = []
     for cell, group in scores.groupby(level=CELL, sort=False):
@@ -174,7 +212,7 @@ def advice_table(table: pd.DataFrame, advice: tuple[Advice, ...] = ADVICE) -> st
             is_above = _against(interval, MARGIN)
             verdict = {item.matters: "holds", "open": "open"}.get(is_above, "fails")
             verdict += f": {_between(interval)}, {len(values)} cells and seeds"
-        seeds = ", ".join(map(str, item.seeds))
+        seeds = ", ".join(map(str, item.seeds)) or "none"
         rows.append([item.sentence, item.question, seeds, verdict])
     return markdown_table(["advice", "question", "made on seeds", "on others"], rows)
 
@@ -185,11 +223,13 @@ def differences(advice: Advice, table: pd.DataFrame) -> np.ndarray:
     values = []
     for _, group in scores.groupby(level=CELL):
         is_seen = group.index.get_level_values("seed").isin(advice.seeds)
-        if not is_seen.any():
-            continue
-        best, worst = extremes(group[is_seen])
-        better, worse = advice.better or (best,), advice.worse or (worst,)
-        unseen = group.loc[~is_seen, [*{*better, *worse}]].dropna()
+        better, worse = advice.better, advice.worse
+        if not (better and worse):
+            if not is_seen.any():
+                continue
+            best, worst = extremes(group[is_seen])
+            better, worse = better or (best,), worse or (worst,)
+        unseen = group.loc[~is_seen].reindex(columns=[*{*better, *worse}]).dropna()
         values += [*(unseen[[*better]].mean(axis=1) - unseen[[*worse]].mean(axis=1))]
     return np.array(values)
 
@@ -257,3 +297,17 @@ def _heat_map(
     axes.set_xlabel("tokens")
     axes.set_ylabel("share of signal")
     return image
+
+
+def write_page(page: Path, text: str) -> None:
+    """Replace what a page has between two marks.
+
+    Raises:
+        InputError: it lacks the marks.
+    """
+    before, _, tail = page.read_text("utf-8").partition(MARKS[0])
+    _, mark, after = tail.partition(MARKS[1])
+    if not mark:
+        raise InputError(f"{page}: expected the marks {' and '.join(MARKS)}")
+    content = f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}"
+    page.write_text(content, "utf-8")

@@ -8,7 +8,7 @@ import head_map_tables as tables
 import numpy as np
 import pandas as pd
 import pytest
-from head_map import Cell
+from head_map import MapCell
 from head_map_tables import Advice
 
 from marl_pool import train
@@ -57,19 +57,19 @@ def test_a_cell_has_the_tokens_and_the_share_that_it_says(cell):
 
 
 def test_a_thirty_second_of_eight_tokens_is_left_out():
-    assert not Cell(0, 8, Fraction(1, 32)).is_possible
+    assert not MapCell(0, 8, Fraction(1, 32)).is_possible
     assert len(CELLS) == 2 * (2 + 3) + 3
 
 
 def test_other_environments_keep_the_share_or_the_tokens():
-    assert Cell(0, 32, EIGHTH).elsewhere() == {
+    assert MapCell(0, 32, EIGHTH).elsewhere() == {
         "tokens x 1/4": "1-1-6",
         "tokens x 4": "1-16-111",
         "tokens x 8": "1-32-223",
         "share 1/2": "1-16-15",
         "share 1/32": "1-1-30",
     }
-    assert "tokens x 1/4" not in Cell(0, 8, EIGHTH).elsewhere()
+    assert "tokens x 1/4" not in MapCell(0, 8, EIGHTH).elsewhere()
 
 
 def test_all_runs_of_a_seed_are_before_those_of_the_next(tmp_path):
@@ -111,7 +111,7 @@ def runs(tmp_path_factory):
     """Two finished runs, one that has only begun, and the table of the first two."""
     folder = tmp_path_factory.mktemp("runs")
     small = "ppo.minibatch_size=64 ppo.num_envs=8 env.max_steps=8 threads=1"
-    for cell, head in ((Cell(0, 8, HALF), "avg"), (Cell(1, 8, EIGHTH), "gated")):
+    for cell, head in ((MapCell(0, 8, HALF), "avg"), (MapCell(1, 8, EIGHTH), "gated")):
         words = [*cell.encoder.split(), f"env.counts={cell.counts}", f"pooling={head}"]
         name = f"{cell.depth}-{cell.counts}-{head}-0"
         train(*TINY.split(), *small.split(), *words, run_dir=folder / name)
@@ -127,11 +127,11 @@ def test_finished_runs_are_collected_once(runs):
     head_map.collect(runs, runs / "map.csv")
     pd.testing.assert_frame_equal(pd.read_csv(runs / "map.csv"), table)
     assert [*table["run"].unique()] == ["0-1-4-3-avg-0", "1-1-1-6-gated-0"]
-    own = table[table["label"] == "clean"]
-    assert [*own["head"]] == ["avg", "gated"]
-    assert [*own["depth"]] == [0, 1]
-    assert [*own["share"]] == ["1/2", "1/8"]
-    labels = {"clean", *Cell(1, 8, EIGHTH).elsewhere()}
+    clean = table[table["label"] == "clean"]
+    assert [*clean["head"]] == ["avg", "gated"]
+    assert [*clean["depth"]] == [0, 1]
+    assert [*clean["share"]] == ["1/2", "1/8"]
+    labels = {"clean", *MapCell(1, 8, EIGHTH).elsewhere()}
     assert set(table[table["run"] == "1-1-1-6-gated-0"]["label"]) == labels
     assert np.isfinite(table[["score", "rise"]]).all(axis=None)
     assert "2 runs, 1 seed of each head in a cell" in tables.report(table)
@@ -181,7 +181,25 @@ def test_runs_that_still_rise_are_counted_and_named():
     table = scored(ada=0.9, avg=0.6)
     table.loc[table["run"] == "avg-1", "rise"] = 0.021
     assert "The return of 9 changes by at most 0.02" in tables.summary(table)
-    assert tables.summary(table).endswith("which are counted too: avg 1.")
+    assert "which are counted too: avg 1." in tables.summary(table)
+
+
+def test_the_spread_over_seeds_says_what_five_of_them_detect():
+    table = scored(ada=0.9, avg=0.6)
+    table["score"] += 0.1 * (table["seed"] == 0)
+    spread = np.std([0.1, 0, 0, 0, 0], ddof=1)
+    assert f"between seeds is {spread:.3f}" in tables.summary(table)
+    # Cohen (1988), table 2.4.1: 2.02 standard deviations for two samples of five.
+    assert f"a difference of {2.02 * spread:.3f}" in tables.summary(table)
+    assert "deviation" not in tables.summary(scored(seeds=1, ada=0.9))
+
+
+def test_a_page_keeps_what_is_around_the_marks(tmp_path):
+    page = tmp_path / "map.md"
+    page.write_text("# Map\n<!-- measured -->\nold\n<!-- end -->\nmore\n")
+    tables.write_page(page, "new")
+    text = "# Map\n<!-- measured -->\n\nnew\n\n<!-- end -->\nmore\n"
+    assert page.read_text() == text
 
 
 def test_the_worst_and_the_best_head_lose_what_their_scores_lack():
@@ -219,8 +237,8 @@ def test_advice_is_tested_on_the_seeds_that_did_not_make_it(verdict):
 @pytest.mark.parametrize("seeds", [1, 5])
 def test_incomplete_maps_are_drawn(tmp_path, seeds):
     table = scored(seeds=seeds, ada=0.9, attention_neuron=0.6)
-    other = table[table["label"] == "clean"].assign(depth=1, tokens=32, share="1/32")
-    tables.draw(pd.concat([table, other]), tmp_path / "map.png")
+    cell = table[table["label"] == "clean"].assign(depth=1, tokens=32, share="1/32")
+    tables.draw(pd.concat([table, cell]), tmp_path / "map.png")
     assert (tmp_path / "map.png").stat().st_size > 10_000
 
 
@@ -231,11 +249,14 @@ def test_incomplete_maps_are_drawn(tmp_path, seeds):
         (["collect", ".", "--out", "map.csv"], "expected finished runs, got none"),
         (["table", "map.csv"], "map.csv: no such file"),
         (["table", "map.csv", "--out", "no/map.png"], "there is no folder no"),
+        (["table", "a.csv", "--page", "map.md"], "map.md: no such file"),
+        (["table", "a.csv", "--page", "a.csv"], "a.csv: expected the marks <!--"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_is_one_line(monkeypatch, tmp_path, capsys, words, message):
     monkeypatch.chdir(tmp_path)
+    scored(ada=0.9).to_csv("a.csv", index=False)
     monkeypatch.setattr(sys, "argv", ["head_map.py", *words])
     with pytest.raises(SystemExit) as caught:
         head_map.main()
