@@ -29,6 +29,7 @@ from study_arguments import new_picture, reported
 from marl_pool import evaluate, load_policy
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import printable
 
 SEEDS = range(5)
 SHARES = (Fraction(1, 2), Fraction(1, 8), Fraction(1, 32))
@@ -46,6 +47,7 @@ BLIND = (0, "cls")
 """Depth and head: without layers the class token has met no other token."""
 RECIPE = "experiment=simple_centroid total_steps=1_000_000 threads=1"
 EPISODES = 128
+COLUMNS = ["run", *CELL, "head", "seed", "label", "score", "rise"]
 
 
 class MapCell(NamedTuple):
@@ -101,7 +103,13 @@ def cells(depths: Sequence[int], tokens: Sequence[int]) -> list[MapCell]:
 
 
 def commands(runs: Path) -> Iterator[str]:
-    """Yield a command for each run that is not finished, in the order to run them."""
+    """Yield a command for each run that is not finished, in the order to run them.
+
+    Raises:
+        InputError: ``runs`` is a file.
+    """
+    if runs.is_file():
+        raise InputError(f"{runs}: expected a folder, got a file")
     for depths, tokens, heads in STAGES:
         places = itertools.product(SEEDS, cells(depths, tokens), heads)
         for seed, cell, head in places:
@@ -129,7 +137,7 @@ def collect(runs: Path, out: Path) -> None:
     Raises:
         InputError: no run is finished.
     """
-    present = set(pd.read_csv(out)["run"]) if out.is_file() else set()
+    present = set(read_map(out)["run"]) if out.is_file() else set()
     folders = [path for path in sorted(runs.glob("*/")) if path.name not in present]
     opened = [run for run in map(Run.open, folders) if is_finished(run)]
     if not opened and not present:
@@ -163,15 +171,40 @@ def evaluated(run: Run) -> pd.DataFrame:
         head=run.config["pooling"]["name"],
         seed=run.config["seed"],
         rise=rise,
-    )[["run", *CELL, "head", "seed", "label", "score", "rise"]]
+    )[COLUMNS]
 
 
 def cell_of(run: Run) -> MapCell:
-    """Return the place of a run on the map."""
+    """Return the place of a run on the map.
+
+    Raises:
+        InputError: a share of signal that the map has not.
+    """
     numbers = [int(number) for number in str(run.env["counts"]).split("-")]
     tokens = sum(numbers)
-    depth = run.config["encoder"].get("num_layers", 0)
-    return MapCell(depth, tokens, Fraction(numbers[1], tokens))
+    share = Fraction(numbers[1], tokens)
+    if share not in SHARES:
+        shares = ", ".join(map(str, SHARES))
+        raise InputError(f"{run.path}: expected a share of {shares}, got {share}")
+    return MapCell(run.config["encoder"].get("num_layers", 0), tokens, share)
+
+
+def read_map(file: Path) -> pd.DataFrame:
+    """Read what was collected.
+
+    Raises:
+        InputError: no such file, no rows, or other columns.
+    """
+    if not file.is_file():
+        raise InputError(f"{file}: no such file")
+    try:
+        table = pd.read_csv(file)
+    except ValueError as error:
+        raise InputError(f"{file}: no table: {printable(error)}") from None
+    if table.empty or {*COLUMNS} - {*table}:
+        columns = ", ".join(COLUMNS)
+        raise InputError(f"{file}: expected rows with the columns {columns}")
+    return table
 
 
 def late_rise(run: Run) -> float:
@@ -186,12 +219,11 @@ def tabulate(source: Path, out: Path | None, page: Path | None) -> None:
     """Print the tables or write them into a page, and draw the maps.
 
     Raises:
-        InputError: no such file.
+        InputError: no such file, or none of the map.
     """
-    for path in filter(None, (source, page)):
-        if not path.is_file():
-            raise InputError(f"{path}: no such file")
-    table = pd.read_csv(source)
+    table = read_map(source)
+    if page is not None and not page.is_file():
+        raise InputError(f"{page}: no such file")
     if page is None:
         print(report(table))
     else:

@@ -18,6 +18,7 @@ from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.runs.run import Run
+from marl_pool.utils.errors import InputError
 
 HALF, EIGHTH = Fraction(1, 2), Fraction(1, 8)
 STAGES = [(head_map.cells(*place), heads) for *place, heads in head_map.STAGES]
@@ -98,6 +99,12 @@ def test_a_command_is_understood_and_its_run_is_of_its_cell(tmp_path, number):
     assert cell in CELLS
     assert config["encoder"]["dim"] == 8
     assert config["ppo"]["dropout"] == 0
+
+
+def test_a_run_of_another_share_is_refused(tmp_path):
+    run = Run(tmp_path, {"env": {"name": "simple_centroid", "counts": "1-3-28"}}, "")
+    with pytest.raises(InputError, match=r"expected a share of 1/2, .*, got 3/32"):
+        head_map.cell_of(run)
 
 
 @pytest.mark.parametrize(("start", "rise"), [(0.0, 0.0), (0.3, 0.1)])
@@ -253,6 +260,10 @@ def test_incomplete_maps_are_drawn(tmp_path, seeds):
         (["collect", ".", "--out", "map.csv"], "expected finished runs, got none"),
         (["table", "map.csv"], "map.csv: no such file"),
         (["table", "map.csv", "--out", "no/map.png"], "there is no folder no"),
+        (["table", "b.csv"], "b.csv: expected rows with the columns run, depth, "),
+        (["collect", ".", "--out", "b.csv"], "b.csv: expected rows with the columns"),
+        (["table", "empty.csv"], "empty.csv: no table: No columns to parse"),
+        (["list", "b.csv"], "b.csv: expected a folder, got a file"),
         (["table", "a.csv", "--page", "map.md"], "map.md: no such file"),
         (["table", "a.csv", "--page", "a.csv"], "a.csv: expected the marks <!--"),
     ],
@@ -261,6 +272,8 @@ def test_incomplete_maps_are_drawn(tmp_path, seeds):
 def test_a_mistake_is_one_line(monkeypatch, tmp_path, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     scored(ada=0.9).to_csv("a.csv", index=False)
+    (tmp_path / "empty.csv").touch()
+    pd.DataFrame({"run": ["x"]}).to_csv("b.csv", index=False)
     monkeypatch.setattr(sys, "argv", ["head_map.py", *words])
     with pytest.raises(SystemExit) as caught:
         head_map.main()
