@@ -78,14 +78,6 @@ ADVICE = (
         "no",
     ),
     Advice(
-        "Without layers, and with 1/8 signal or less, not avg but ada.",
-        "clean",
-        "depth == 0 and share != '1/2'",
-        ("ada",),
-        ("avg",),
-        seeds=(),
-    ),
-    Advice(
         "If the share of signal will change, not avg but ada.",
         "share",
         "depth < 2",
@@ -93,8 +85,17 @@ ADVICE = (
         ("avg",),
         seeds=(),
     ),
+    Advice(
+        "If the share of signal will change, not max but ada.",
+        "share",
+        "depth < 2",
+        ("ada",),
+        ("max",),
+        seeds=(0,),
+    ),
 )
-"""Predictions of before the first run, but for heads that seeds choose."""
+"""The first two were written before a score of the map was seen, but for the heads that
+seeds choose."""
 
 
 def answered(table: pd.DataFrame, question: str) -> pd.DataFrame:
@@ -180,7 +181,7 @@ def choice(group: pd.DataFrame) -> tuple[str, str, str]:
         it. Empty for fewer than two heads of `RANKED_FROM` seeds; others do not take
         part.
     """
-    group = group.loc[:, group.notna().sum() >= RANKED_FROM].dropna()
+    group = ranked(group)
     if group.shape[1] < 2:
         return "", "", ""
     values = []
@@ -189,6 +190,11 @@ def choice(group: pd.DataFrame) -> tuple[str, str, str]:
         values.append(group.loc[seed, best] - group.loc[seed, worst])
     interval = bootstrap(values)
     return ", ".join(extremes(group)), _between(interval), _against(interval, MARGIN)
+
+
+def ranked(group: pd.DataFrame) -> pd.DataFrame:
+    """Return the heads of `RANKED_FROM` seeds, and the seeds that all of them have."""
+    return group.loc[:, group.notna().sum() >= RANKED_FROM].dropna()
 
 
 def extremes(group: pd.DataFrame) -> tuple[str, str]:
@@ -267,10 +273,11 @@ def losses(scores: pd.DataFrame, place: str) -> pd.DataFrame:
     """
     rows = []
     for (_, tokens, share), group in scores.groupby(level=CELL, sort=False):
-        means = iqm(group)
-        head = means.idxmax() if place == "best" else means.idxmin()
-        name = head if choice(group)[-1] == "yes" else ""
-        rows.append((tokens, share, 1 - means[head], name))
+        matters = choice(group)[-1]
+        best, worst = extremes(ranked(group) if matters else group)
+        head = best if place == "best" else worst
+        name = head if matters == "yes" else ""
+        rows.append((tokens, share, 1 - iqm(group)[head], name))
     return pd.DataFrame(rows, columns=["tokens", "share", "loss", "head"])
 
 

@@ -180,6 +180,7 @@ def test_nothing_is_ranked_below_five_seeds():
 def test_a_head_of_few_seeds_takes_no_part():
     table = pd.concat([scored(ada=0.9, avg=0.6), scored(seeds=4, max=0.2)])
     assert tables.choice(answers(table))[0] == "ada, avg"
+    assert [*tables.losses(answers(table), "worst")["head"]] == ["avg"]
 
 
 def test_unequal_numbers_of_seeds_are_said():
