@@ -3,6 +3,8 @@
 import re
 import shlex
 
+import head_map_tables
+import pandas as pd
 import pytest
 
 from helpers.paths import ROOT
@@ -14,10 +16,12 @@ DOCS = ROOT / "docs"
 RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
 REPRODUCTION = (DOCS / "reproduction.md").read_text(encoding="utf-8")
 FINDINGS = (DOCS / "findings.md").read_text(encoding="utf-8")
+MAP = (DOCS / "map.md").read_text(encoding="utf-8")
 PAGES = {
     "results.md": RESULTS,
     "reproduction.md": REPRODUCTION,
     "findings.md": FINDINGS,
+    "map.md": MAP,
 }
 VERDICTS = (
     "reproduced",
@@ -77,6 +81,11 @@ def test_every_finding_has_a_snippet() -> None:
 
 def test_the_page_of_results_is_short() -> None:
     assert len(RESULTS.splitlines()) <= 200
+
+
+def test_the_map_has_the_tables_of_its_data() -> None:
+    table = pd.read_csv(DOCS / "data" / "head_map.csv")
+    assert head_map_tables.report(table) in MAP
 
 
 @pytest.mark.parametrize("number", range(len(snippets())))

@@ -1,0 +1,256 @@
+"""The map of pooling heads: docs/data/head_map.csv, and what docs/map.md makes of it.
+
+    python scripts/head_map.py list RUNS | sh
+    python scripts/head_map.py collect RUNS --out docs/data/head_map.csv
+    python scripts/head_map.py table docs/data/head_map.csv --out head_map.png
+        --page docs/map.md
+
+A cell is a depth of the encoder, a number of tokens and the share of signal among them.
+`list` prints the commands of the runs that are not finished: all cells of a seed, then
+the next seed. `collect` appends the scores of the finished runs that the file lacks, in
+their own environment and out of distribution; 0 is random actions, 1 the scripted
+policy. `table` prints and draws what is there, and names no best head of a cell before
+all of its heads have `RANKED_FROM` seeds.
+"""
+
+import itertools
+import shlex
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from head_map_tables import CELL, draw, report, write_page
+from study_arguments import new_picture, reported
+
+from marl_pool import evaluate, load_policy
+from marl_pool.runs.run import Run
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import printable
+
+SEEDS = range(5)
+SHARES = (Fraction(1, 2), Fraction(1, 8), Fraction(1, 32))
+FACTORS = (Fraction(1, 4), Fraction(4), Fraction(8))
+"""Numbers of tokens out of distribution, in units of the cell's."""
+IN_KERNEL = ("ada", "avg", "max", "cls")
+"""Heads that the compiled kernel computes, in a third of the others' time."""
+STAGES = (
+    ((0, 1), (8, 32), (*IN_KERNEL, "gated", "power")),
+    ((1,), (128,), IN_KERNEL),
+    ((0, 1), (8, 32), ("attention_neuron", "pma")),
+)
+"""Depths, tokens and heads; all seeds of a stage before the next stage."""
+BLIND = (0, "cls")
+"""Depth and head: without layers the class token has met no other token."""
+RECIPE = "experiment=simple_centroid total_steps=1_000_000 threads=1"
+EPISODES = 128
+COLUMNS = ["run", *CELL, "head", "seed", "label", "score", "rise"]
+
+
+class MapCell(NamedTuple):
+    """Place on the map.
+
+    Attributes:
+        depth: layers of the transformer; 0 is ``encoder=identity``, as wide.
+        tokens: all that the agent observes, itself included.
+        share: part of the tokens that are signal.
+    """
+
+    depth: int
+    tokens: int
+    share: Fraction
+
+    @property
+    def counts(self) -> str:
+        """The environment's ``counts``: agents, signal, noise."""
+        signal = self.tokens * self.share
+        return f"1-{signal}-{self.tokens - 1 - signal}"
+
+    @property
+    def is_possible(self) -> bool:
+        """True if there is a whole number of signals, and one at least."""
+        return (self.tokens * self.share).denominator == 1
+
+    @property
+    def encoder(self) -> str:
+        """Overrides of the encoder."""
+        if self.depth == 0:
+            return "encoder=identity encoder.dim=8"
+        return f"encoder=transformer encoder.num_layers={self.depth}"
+
+    def elsewhere(self) -> dict[str, str]:
+        """Return the counts of other environments, by their labels."""
+        tokens = {
+            f"tokens x {factor}": self._replace(tokens=int(self.tokens * factor))
+            for factor in FACTORS
+        }
+        shares = {
+            f"share {share}": self._replace(share=share)
+            for share in SHARES
+            if share != self.share
+        }
+        places = {**tokens, **shares}
+        return {name: cell.counts for name, cell in places.items() if cell.is_possible}
+
+
+def cells(depths: Sequence[int], tokens: Sequence[int]) -> list[MapCell]:
+    """Return the possible cells of a stage."""
+    combined = itertools.starmap(MapCell, itertools.product(depths, tokens, SHARES))
+    return [cell for cell in combined if cell.is_possible]
+
+
+def commands(runs: Path) -> Iterator[str]:
+    """Yield a command for each run that is not finished, in the order to run them.
+
+    Raises:
+        InputError: ``runs`` is a file.
+    """
+    if runs.is_file():
+        raise InputError(f"{runs}: expected a folder, got a file")
+    for depths, tokens, heads in STAGES:
+        places = itertools.product(SEEDS, cells(depths, tokens), heads)
+        for seed, cell, head in places:
+            folder = runs / f"{cell.depth}-{cell.counts}-{head}-{seed}"
+            if (cell.depth, head) == BLIND:
+                continue
+            if folder.is_dir() and is_finished(Run.open(folder)):
+                continue
+            yield (
+                f"marl-pool train --run-dir {shlex.quote(str(folder))} --or-resume "
+                f"{RECIPE} {cell.encoder} env.counts={cell.counts} pooling={head} "
+                f"seed={seed}"
+            )
+
+
+def is_finished(run: Run) -> bool:
+    """Return True if a run took all of its steps."""
+    rows = run.rows()
+    return bool(rows) and rows[-1]["env_steps"] >= run.config["total_steps"]
+
+
+def collect(runs: Path, out: Path) -> None:
+    """Append the rows of the finished runs that the file lacks.
+
+    Raises:
+        InputError: no run is finished.
+    """
+    present = set(read_map(out)["run"]) if out.is_file() else set()
+    folders = [path for path in sorted(runs.glob("*/")) if path.name not in present]
+    opened = [run for run in map(Run.open, folders) if is_finished(run)]
+    if not opened and not present:
+        raise InputError(f"{runs}: expected finished runs, got none")
+    for run in opened:
+        rows = evaluated(run).round(4)
+        rows.to_csv(out, mode="a", header=not out.is_file(), index=False)
+
+
+def evaluated(run: Run) -> pd.DataFrame:
+    """Play a run's policy in its own environment and in others: a row for each."""
+    cell = cell_of(run)
+    transfer = [
+        {"label": label, "env": {"counts": counts}}
+        for label, counts in cell.elsewhere().items()
+    ]
+    results = evaluate(
+        load_policy(run.policy_dir),
+        run.env,
+        suite={"perturbations": [], "transfer": transfer},
+        episodes=EPISODES,
+        threads=1,
+    ).to_pandas()
+    means = results[results["perturbation"] == "clean"].set_index("policy")["mean"]
+    rows = results[results["policy"] == "trained"]
+    rise = late_rise(run) / (means["heuristic"] - means["random"])
+    values = dict(zip(CELL, cell, strict=True))
+    return rows[["label", "score"]].assign(
+        run=run.path.name,
+        **values,
+        head=run.config["pooling"]["name"],
+        seed=run.config["seed"],
+        rise=rise,
+    )[COLUMNS]
+
+
+def cell_of(run: Run) -> MapCell:
+    """Return the place of a run on the map.
+
+    Raises:
+        InputError: a share of signal that the map has not.
+    """
+    numbers = [int(number) for number in str(run.env["counts"]).split("-")]
+    tokens = sum(numbers)
+    share = Fraction(numbers[1], tokens)
+    if share not in SHARES:
+        shares = ", ".join(map(str, SHARES))
+        raise InputError(f"{run.path}: expected a share of {shares}, got {share}")
+    return MapCell(run.config["encoder"].get("num_layers", 0), tokens, share)
+
+
+def read_map(file: Path) -> pd.DataFrame:
+    """Read what was collected.
+
+    Raises:
+        InputError: no such file, no rows, or other columns.
+    """
+    if not file.is_file():
+        raise InputError(f"{file}: no such file")
+    try:
+        table = pd.read_csv(file)
+    except ValueError as error:
+        raise InputError(f"{file}: no table: {printable(error)}") from None
+    if table.empty or {*COLUMNS} - {*table}:
+        columns = ", ".join(COLUMNS)
+        raise InputError(f"{file}: expected rows with the columns {columns}")
+    return table
+
+
+def late_rise(run: Run) -> float:
+    """Return by how much the return rises over the last fifth, by a fitted line."""
+    table = run.to_pandas()
+    last = table[table["env_steps"] > 0.8 * table["env_steps"].max()]
+    slope, _ = np.polyfit(last["env_steps"], last["return_mean"], 1)
+    return float(slope * 0.2 * table["env_steps"].max())
+
+
+def tabulate(source: Path, out: Path | None, page: Path | None) -> None:
+    """Print the tables or write them into a page, and draw the maps.
+
+    Raises:
+        InputError: no such file, or none of the map.
+    """
+    table = read_map(source)
+    if page is not None and not page.is_file():
+        raise InputError(f"{page}: no such file")
+    if page is None:
+        print(report(table))
+    else:
+        write_page(page, report(table))
+    if out is not None:
+        draw(table, out)
+
+
+def main() -> None:
+    """List the runs, collect them, or tabulate and draw what was collected."""
+    parser = ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("action", choices=["list", "collect", "table"])
+    parser.add_argument("source", type=Path, help="folder of runs, or the CSV")
+    parser.add_argument("--out", type=new_picture, help="CSV or picture to write")
+    parser.add_argument("--page", type=Path, help="page whose tables to replace")
+    arguments = parser.parse_args()
+    source, out = arguments.source, arguments.out
+    with reported(parser):
+        if arguments.action == "list":
+            print(*commands(source), sep="\n")
+        elif arguments.action == "collect":
+            if out is None:
+                raise InputError("--out: expected the CSV to extend")
+            collect(source, out)
+        else:
+            tabulate(source, out, arguments.page)
+
+
+if __name__ == "__main__":
+    main()
