@@ -148,7 +148,7 @@ def commands(name: str) -> str:
     lines.append(f"marl-pool evaluate {run} suite=quick{trusted}")
     lines.append(f"marl-pool render {run}{trusted}")
     if name in files_of("experiment"):
-        settings = f"--run-dir {run}-study  # a study's settings: hours"
+        settings = f"--run-dir {run}-preset  # tuned settings"
         lines.append(f"marl-pool train experiment={name} {settings}")
     return "\n".join(["```bash", *lines, "```"])
 
