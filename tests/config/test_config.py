@@ -257,7 +257,11 @@ SPEECH = {"value_norm": True, "entropy_coeff": 0.01}
     [
         ("simple_spread", "own", {}),
         ("simple_speaker_listener", "state", SPEECH),
-        ("simple_reference", "state", SPEECH),
+        (
+            "simple_reference",
+            "state",
+            {**SPEECH, "entropy_coeff": 0.002, "num_epochs": 8, "share_reward": True},
+        ),
         ("simple_adversary", "own", {}),
         ("simple_push", "own", {}),
         ("simple_world_comm", "own", {}),
