@@ -2,9 +2,9 @@
 
 ``python scripts/mpe_table.py docs/mpe_tasks.csv RUN …`` plays the tasks of the runs. In
 tasks with adversaries both sides are random, scripted or trained, in all pairs; those
-that are trained come from one run. Every row of the CSV is the mean return of an agent
-of a group over episodes with equal starts. The table that is printed has the means over
-runs, ± half of the 95 % t interval.
+that are trained come from one run. In the others scripts also play deaf. Every row of
+the CSV is the mean return of an agent of a group over episodes with equal starts. The
+table that is printed has the means over runs, ± half of the 95 % t interval.
 """
 
 import argparse
@@ -17,19 +17,37 @@ from statistics import mean, stdev
 from markdown_tables import markdown_table
 from scipy.stats import t
 from study_arguments import reported
+from torch import Tensor
+from typing_extensions import override
 
 from marl_pool import load_policies, make_batched_env
 from marl_pool.envs.base import AgentGroup
-from marl_pool.envs.scripted import HEURISTIC, RANDOM, scripted_policy
+from marl_pool.envs.particles.speaking_heuristics import ListenerHeuristic
+from marl_pool.envs.scripted import HEURISTIC, RANDOM, Heuristic, scripted_policy
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout
 from marl_pool.runs.run import Run
+from marl_pool.tokens import Tokens
 from marl_pool.utils.randomness import EVALUATION_ENVS
 
 SIDES = "adversaries", "agents"
-TRAINED = "trained"
+TRAINED, DEAF = "trained", "deaf"
 PLAYERS = RANDOM, HEURISTIC, TRAINED
 Row = dict[str, str | int | float]
+
+
+class DeafScript(Heuristic):
+    """A script that hears nothing, and so goes to the mean of the landmarks."""
+
+    def __init__(self, script: ListenerHeuristic) -> None:
+        super().__init__()
+        self.script = script
+
+    @override
+    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        is_speaker = tokens.types == self.script.speaker
+        features = tokens.features.masked_fill(is_speaker[..., None], 0)
+        return self.script.choose(tokens._replace(features=features))
 
 
 def side(group: str) -> str:
@@ -44,20 +62,25 @@ def players(
     run: Path | None,
 ) -> dict[str, Policy]:
     """Return the policy of each group, where ``pair`` names the player of each side."""
-    trained = load_policies(run / "policy") if run else {}
-    return {
-        name: trained[name]
-        if pair[side(name)] == TRAINED
-        else scripted_policy(pair[side(name)], env=task, role=name, group=group)
-        for name, group in groups.items()
-    }
+    policies: dict[str, Policy] = load_policies(run / "policy") if run else {}
+    for name, group in groups.items():
+        player = pair[side(name)]
+        if player == TRAINED:
+            continue
+        written = HEURISTIC if player == DEAF else player
+        policy = scripted_policy(written, env=task, role=name, group=group)
+        if player == DEAF and isinstance(policy, ListenerHeuristic):
+            policy = DeafScript(policy)
+        policies[name] = policy
+    return policies
 
 
 def rows(task: str, runs: list[Path], episodes: int) -> Iterator[Row]:
     """Yield the mean returns of the groups, for each pair of players."""
     groups = make_batched_env(task, 1).groups
     sides = sorted({side(name) for name in groups})
-    for choice in product(PLAYERS, repeat=len(sides)):
+    names = PLAYERS if len(sides) > 1 else (*PLAYERS, DEAF)
+    for choice in product(names, repeat=len(sides)):
         pair = dict(zip(sides, choice, strict=True))
         for run in runs if TRAINED in choice else [None]:
             env = make_batched_env(task, episodes, first_env=EVALUATION_ENVS)

@@ -20,6 +20,14 @@ def test_scripts_are_ahead_of_random_agents_on_both_sides():
     assert means["random", "random", "agent"] < -20
 
 
+def test_scripts_that_hear_nothing_are_between_random_and_those_that_do():
+    means = {
+        row["agents"]: row["mean"]
+        for row in mpe_table.rows("simple_reference", [], 200)
+    }
+    assert means["random"] < means["deaf"] - 5 < means["heuristic"] - 10
+
+
 ROW = {"task": "simple_push", "agents": "trained", "adversaries": "random"}
 
 
