@@ -264,7 +264,7 @@ SPEECH = {"value_norm": True, "entropy_coeff": 0.01}
         ),
         ("simple_adversary", "own", {}),
         ("simple_push", "own", {}),
-        ("simple_world_comm", "own", {}),
+        ("simple_world_comm", "own", {"gamma": 0.95, "entropy_coeff": 0.01}),
     ],
 )
 def test_experiments_of_mpe_are_one_network_and_nearly_one_setting(
