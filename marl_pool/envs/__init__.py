@@ -71,6 +71,7 @@ most have by default.
 """
 
 SPEAKING = "marl_pool.envs.particles.speaking_heuristics"
+WORLD_COMM = "marl_pool.envs.particles.world_comm_heuristics"
 
 HEURISTICS: dict[str, str | dict[str, str]] = {
     "boxworld": "marl_pool.envs.boxworld.solver:BoxWorldHeuristic",
@@ -96,6 +97,11 @@ HEURISTICS: dict[str, str | dict[str, str]] = {
     "simple_tag": {
         "predator": "marl_pool.envs.particles.heuristics:ChaseHeuristic",
         "prey": "marl_pool.envs.particles.heuristics:FleeHeuristic",
+    },
+    "simple_world_comm": {
+        "leadadversary": f"{WORLD_COMM}:LeaderHeuristic",
+        "adversary": f"{WORLD_COMM}:HunterHeuristic",
+        "agent": f"{WORLD_COMM}:ForagerHeuristic",
     },
     "xor": "marl_pool.envs.xor.heuristic:XORHeuristic",
 }

@@ -249,6 +249,37 @@ def test_experiment_simple_tag_is_tables_12_and_13():
     assert config["ppo"] == {**paper, "kl_target": 0.01, **differs}
 
 
+SPEECH = {"value_norm": True, "entropy_coeff": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("name", "critic", "differs"),
+    [
+        ("simple_spread", "own", {}),
+        ("simple_speaker_listener", "state", SPEECH),
+        (
+            "simple_reference",
+            "state",
+            {**SPEECH, "entropy_coeff": 0.002, "num_epochs": 8, "share_reward": True},
+        ),
+        ("simple_adversary", "own", {}),
+        ("simple_push", "own", {}),
+        ("simple_world_comm", "own", {"gamma": 0.95, "entropy_coeff": 0.01}),
+    ],
+)
+def test_experiments_of_mpe_are_one_network_and_nearly_one_setting(
+    name, critic, differs
+):
+    config = compose("train", [f"experiment={name}"])
+    assert (config["env"]["name"], config["critic"]["name"]) == (name, critic)
+    assert config["env"]["max_steps"] == 25
+    sizes = {"dim": 16, "num_layers": 2, "num_heads": 4, "dim_ff": 32}
+    assert {key: config["encoder"][key] for key in sizes} == sizes
+    spread = compose("train", ["ppo=fast_spread"])["ppo"]
+    expected = {**spread, "gamma": 0.9, "entropy_coeff": 0.005, **differs}
+    assert config["ppo"] == expected
+
+
 def test_ada_has_as_many_heads_as_the_encoder_unless_it_is_told():
     heads = ["encoder.num_heads=2"]
     assert compose("train", heads)["pooling"]["num_heads"] == 2

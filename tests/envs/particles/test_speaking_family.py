@@ -286,6 +286,9 @@ def test_a_copy_and_a_restored_env_continue_alike(name):
         ("simple_reference", "agent", -14.0),
         ("simple_adversary", "agent", 0.0),
         ("simple_push", "agent", -14.0),
+        # Random predators have 3, and against them random prey -24.
+        ("simple_world_comm", "adversary", 12.0),
+        ("simple_world_comm", "agent", -20.0),
     ],
 )
 def test_the_scripts_solve_the_tasks(name, group, least, continuous):
@@ -315,3 +318,46 @@ def test_scripts_play_with_fewer_words_than_landmarks(continuous):
     script = make_heuristic("simple_reference", env.groups["agent"])
     returns = Rollout(env, {"agent": script}).episodes().returns["agent"]
     assert float(returns.mean()) > -35
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize("num_words", [2, 4])
+def test_hunters_go_where_the_leader_sees_prey_in_a_forest(num_words, continuous):
+    options = {"num_agents": 1, "num_words": num_words}
+    options["continuous_actions"] = continuous
+    env = build("simple_world_comm", 1, **options)
+    scripts = {
+        name: make_heuristic("simple_world_comm", group, role=name)
+        for name, group in env.groups.items()
+    }
+    env.reset()
+    env.state[..., :2] = -0.9  # predators; the rest is out of the way
+    env.state[:, env._slices["agent"], :2] = torch.tensor([0.9, -0.9])
+    env.state[:, env._slices["forest"], :2] = torch.tensor([0.9, -0.9])
+    for step in range(2):
+        tokens = env.observe()
+        forces = scripts["adversary"].act(tokens["adversary"]).logits
+        # Before the leader has spoken hunters rest; its second word is at the right.
+        assert (forces != 0).any() == bool(step)
+        leader = scripts["leadadversary"].act(tokens["leadadversary"]).action
+        rest = {name: env.groups[name].num_agents for name in ("adversary", "agent")}
+        no_op = torch.zeros(1, 1, 5) if continuous else torch.zeros(1, 1).long()
+        still = {name: no_op.repeat_interleave(n, 1) for name, n in rest.items()}
+        env.step({**still, "leadadversary": leader})
+    assert (forces[..., 0] > 1).all()
+    assert env.words[0, 0].argmax() == 1
+
+
+def test_prey_flee_from_what_is_near_and_else_eat():
+    env = build("simple_world_comm", 1, num_agents=1, num_food=1)
+    script = make_heuristic("simple_world_comm", env.groups["agent"], role="agent")
+    env.reset()
+    env.state.zero_()
+    env.state[:, env._slices["food"], 0] = 0.9
+    env.state[:, env._slices["forest"], 1] = 5.0
+    env.state[:, env._slices["leadadversary"], 0] = 5.0
+    predators = env.state[:, env._slices["adversary"]]
+    for place, direction in ((0.3, -1), (5.0, 1)):
+        predators[..., 0] = place
+        force = script.act(env.observe()["agent"]).logits
+        assert (force[..., 0].sign() == direction).all()

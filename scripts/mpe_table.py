@@ -1,0 +1,152 @@
+"""Measure tasks of MPE with random, scripted and trained agents: a CSV and a table.
+
+``python scripts/mpe_table.py docs/mpe_tasks.csv RUN …`` plays the tasks of the runs. In
+tasks with adversaries both sides are random, scripted or trained, in all pairs; those
+that are trained come from one run. In the others scripts also play deaf. Every row of
+the CSV is the mean return of an agent of a group over episodes with equal starts. The
+table that is printed has the means over runs, ± half of the 95 % t interval.
+"""
+
+import argparse
+import csv
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from statistics import mean, stdev
+
+from markdown_tables import markdown_table
+from scipy.stats import t
+from study_arguments import reported
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool import load_policies, make_batched_env
+from marl_pool.envs.base import AgentGroup
+from marl_pool.envs.particles.speaking_heuristics import ListenerHeuristic
+from marl_pool.envs.scripted import HEURISTIC, RANDOM, Heuristic, scripted_policy
+from marl_pool.policies.base import Policy
+from marl_pool.rollout import Rollout
+from marl_pool.runs.run import Run
+from marl_pool.tokens import Tokens
+from marl_pool.utils.randomness import EVALUATION_ENVS
+
+SIDES = "adversaries", "agents"
+TRAINED, DEAF = "trained", "deaf"
+PLAYERS = RANDOM, HEURISTIC, TRAINED
+Row = dict[str, str | int | float]
+
+
+class DeafScript(Heuristic):
+    """A script that hears nothing, and so goes to the mean of the landmarks."""
+
+    def __init__(self, script: ListenerHeuristic) -> None:
+        super().__init__()
+        self.script = script
+
+    @override
+    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        is_speaker = tokens.types == self.script.speaker
+        features = tokens.features.masked_fill(is_speaker[..., None], 0)
+        return self.script.choose(tokens._replace(features=features))
+
+
+def side(group: str) -> str:
+    """Return the side of a group."""
+    return SIDES[0] if group.endswith("adversary") else SIDES[1]
+
+
+def players(
+    task: str,
+    groups: Mapping[str, AgentGroup],
+    pair: Mapping[str, str],
+    run: Path | None,
+) -> dict[str, Policy]:
+    """Return the policy of each group, where ``pair`` names the player of each side."""
+    policies: dict[str, Policy] = load_policies(run / "policy") if run else {}
+    for name, group in groups.items():
+        player = pair[side(name)]
+        if player == TRAINED:
+            continue
+        written = HEURISTIC if player == DEAF else player
+        policy = scripted_policy(written, env=task, role=name, group=group)
+        if player == DEAF and isinstance(policy, ListenerHeuristic):
+            policy = DeafScript(policy)
+        policies[name] = policy
+    return policies
+
+
+def rows(task: str, runs: list[Path], episodes: int) -> Iterator[Row]:
+    """Yield the mean returns of the groups, for each pair of players."""
+    groups = make_batched_env(task, 1).groups
+    sides = sorted({side(name) for name in groups})
+    names = PLAYERS if len(sides) > 1 else (*PLAYERS, DEAF)
+    for choice in product(names, repeat=len(sides)):
+        pair = dict(zip(sides, choice, strict=True))
+        for run in runs if TRAINED in choice else [None]:
+            env = make_batched_env(task, episodes, first_env=EVALUATION_ENVS)
+            policies = players(task, groups, pair, run)
+            for group, returns in Rollout(env, policies).episodes().returns.items():
+                of_agents = returns.mean(1)
+                yield {
+                    "task": task,
+                    **{name: pair.get(name, "") for name in SIDES},
+                    "run": run.name if run else "",
+                    "group": group,
+                    "episodes": episodes,
+                    "mean": round(float(of_agents.mean()), 3),
+                    "error": round(float(of_agents.std()) / episodes**0.5, 3),
+                }
+
+
+def table(results: list[Row]) -> str:
+    """Tabulate a pair of players in a line, with the last group of each side."""
+    lines: dict[tuple[str, ...], dict[str, dict[str, list[float]]]] = {}
+    for row in results:
+        cells = lines.setdefault(tuple(str(row[k]) for k in ("task", *SIDES)), {})
+        of_group = cells.setdefault(side(str(row["group"])), {})
+        of_group.setdefault(str(row["group"]), []).append(float(row["mean"]))
+    body = [
+        [*names, *(_cell(list(cells.get(name, {}).values())) for name in SIDES)]
+        for names, cells in lines.items()
+    ]
+    return markdown_table(
+        ["task", *SIDES, *(f"return of {name}" for name in SIDES)], body
+    )
+
+
+def _cell(groups: list[list[float]]) -> str:
+    values = groups[-1] if groups else []
+    if len(values) < 2:
+        return "".join(f"{value:.2f}" for value in values)
+    half = t.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
+    return f"{mean(values):.2f} ± {half:.2f}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write the CSV, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("csv", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--episodes", type=int, default=1000)
+    chosen = parser.parse_args(arguments)
+    if not chosen.csv.parent.is_dir():
+        parser.error(f"there is no folder {chosen.csv.parent}")
+    with reported(parser):
+        tasks: dict[str, list[Path]] = {}
+        for run in chosen.runs:
+            task = Run.open(run).config["env"]["name"]
+            tasks.setdefault(task, []).append(run)
+        results = [
+            row
+            for task, runs in tasks.items()
+            for row in rows(task, runs, chosen.episodes)
+        ]
+    with chosen.csv.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(results[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(results)
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
