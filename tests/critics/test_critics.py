@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from helpers.farm import FoxAndHens
 from marl_pool.compiled.choice import use_kernels
 from marl_pool.critics.base import OwnCritic
 from marl_pool.critics.state import StateCritic
@@ -194,7 +195,25 @@ def test_an_environment_that_shows_its_state_has_one(name):
         assert all(map(torch.equal, tokens[:3], observation[:3]))
 
 
+@pytest.mark.parametrize(
+    "name", ["cartpole", "pong", "car_racing", "ant", "ant_bullet"]
+)
+def test_a_state_of_sensors_or_patches_says_which_is_which(name):
+    env = make_batched_env(name, num_envs=2)
+    env.reset()
+    spec, tokens = env.state_specs["agent"], env.observe_state()["agent"]
+    observed = env.observe()["agent"]
+    spec.check(tokens)
+    assert torch.equal(tokens.features, observed.features)
+    assert (observed.types == 0).all()
+    assert (tokens.types == torch.arange(spec.num_types)).all()
+    assert spec.num_types == spec.num_tokens
+    critic = StateCritic(policy_of(env), spec, 0).eval()
+    reordered = tokens._replace(features=tokens.features.flip(-2))
+    assert not torch.equal(values_of(critic, tokens), values_of(critic, reordered))
+
+
 def test_an_environment_without_a_state_says_so():
-    env = make_batched_env("cartpole", num_envs=1)
-    with pytest.raises(UnfitTokensError, match="CartPole does not define observe_sta"):
+    env = FoxAndHens(1)
+    with pytest.raises(UnfitTokensError, match="FoxAndHens does not define observe_s"):
         env.observe_state()
