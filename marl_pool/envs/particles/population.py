@@ -131,9 +131,9 @@ class EntityLives:
         starting: slots of the entities of the start, in their order.
 
     Raises:
-        InputError: a field that is wrong, an unknown or lone type, a step that no episode
-            reaches, more than leave than there are, or too many newcomers. Of agents
-            and of `Entities.signal` types one entity has to stay.
+        InputError: a field that is wrong, an unknown or lone type, a step that no
+            episode reaches, more than leave than there are, or too many newcomers. Of
+            agents and of `Entities.signal` types one entity has to stay.
     """
 
     def __init__(
@@ -148,18 +148,9 @@ class EntityLives:
     ) -> None:
         kinds = list(dict.fromkeys(kind.kind for kind in entities))
         default = "agent" if "agent" in kinds else [*learners, *kinds][0]
-        coming, going = (
-            [
-                _rule(
-                    form, f"env.{key}[{number}]", rule, kinds, lone, default, max_steps
-                )
-                for number, rule in enumerate(rules)
-            ]
-            for form, key, rules in (
-                (Arrival, "arrivals", arrivals),
-                (Departure, "departures", departures),
-            )
-        )
+        context = kinds, lone, default, max_steps
+        coming = _read_rules(Arrival, "env.arrivals", arrivals, *context)
+        going = _read_rules(Departure, "env.departures", departures, *context)
         if (total := sum(_span(rule.count)[1] for rule in coming)) > MOST_NEWCOMERS:
             raise InputError(
                 f"env.arrivals: expected at most {MOST_NEWCOMERS:,} entities in all, "
@@ -242,6 +233,15 @@ def _span(value: Any) -> tuple[int, int]:
     """Return the lowest and the highest number of a range, or a number twice."""
     low, high = value if isinstance(value, list | tuple) else (value, value)
     return int(low), int(high)
+
+
+def _read_rules(
+    form: type[AnyRule], key: str, rules: Rules, *context: Any
+) -> list[AnyRule]:
+    return [
+        _rule(form, f"{key}[{number}]", rule, *context)
+        for number, rule in enumerate(rules)
+    ]
 
 
 def _rule(
