@@ -12,7 +12,7 @@ from torch import Tensor
 from marl_pool.options.names import unknown
 from marl_pool.options.signatures import check_settings, show
 from marl_pool.options.types import AtMost, NonNegativeInt, PositiveFloat, PositiveInt
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, UnfitRuleError
 from marl_pool.utils.randomness import uniform
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ class EntityLives:
     Raises:
         InputError: a field that is wrong, an unknown or lone type, a step that no
             episode reaches, more than leave than there are, or too many newcomers. Of
-            agents and of `Entities.signal` types one entity has to stay.
+            agents and of `Entities.signal` types one entity has to stay. For rules
+            that another task may have it is an `UnfitRuleError`.
     """
 
     def __init__(
@@ -272,7 +273,7 @@ def _rule(
     kind = rule.type or default
     if kind in lone:
         others = " or ".join(name for name in kinds if name not in lone)
-        raise InputError(
+        raise UnfitRuleError(
             f"{key}.type: expected {others}, since the task fixes the number of type "
             f"{kind!r}, got {show(rule.type)}"
         )
@@ -294,7 +295,7 @@ def _leavers(
         most = max(len(slots) - (kind in staying), 0)
         if gone[kind] > most:
             stays = ", so that one stays" if kind in staying else ""
-            raise InputError(
+            raise UnfitRuleError(
                 f"env.departures: expected at most {most} of {len(slots)} of type "
                 f"{kind!r} to leave{stays}, got {gone[kind]}"
             )
