@@ -153,8 +153,8 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         max_tokens: number of slots that tokens are padded to; a Sequence needs it.
         drop: which elements of a longer Sequence are no tokens, the ``last`` or the
             ``farthest`` by their ``positions``; None to refuse it.
-        state_tokens: options of the tokens of ``env.state()``: those of observations
-            and ``tokenizer``; None for those that fit.
+        state_tokens: options of the tokens of ``env.state()``: any of observations, and
+            ``tokenizer``; None for those that fit.
         max_steps: steps until truncation, unless the environment ends earlier.
         workers: processes that step the environments, at most one for each of them; 1
             for none besides this process. Results are the same, to the bit.

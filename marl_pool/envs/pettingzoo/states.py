@@ -26,12 +26,12 @@ SELF = "self"
 
 
 class StateTokens:
-    """What ``env.state()`` returns, as tokens for each agent.
+    """Conversion of states of ``env.state()`` to tokens for each agent.
 
     Without options, a vector that concatenates the observations of all agents, as in
     mpe2, becomes a set with a token for each agent: its observation, filled with zeros
-    to the longest one. The token of the agent itself has the type self, that of another
-    one the name of its group, and those of agents that are gone are padding. Any other
+    to the longest one. The type of a token is self for the agent itself, and the name
+    of the group for another one; agents that are gone are padding. Any other
     state becomes the tokens that an observation of its space does, which are the same
     for all agents.
 
@@ -169,12 +169,12 @@ def check_state_tokens(options: Mapping[str, Any] | None) -> dict[str, Any] | No
     """Check the keys and types of the options of `StateTokens`."""
     if options is None:
         return None
-    others = {key: value for key, value in options.items() if key != "tokenizer"}
-    return {**options, **check_settings(TokenOptions, others, KEY)}
+    fields = {key: value for key, value in options.items() if key != "tokenizer"}
+    return {**options, **check_settings(TokenOptions, fields, KEY)}
 
 
 def _space(env: Any, state: Any) -> spaces.Space[Any]:
-    """Return the declared space of a state, or that of all arrays of its form."""
+    """Return the declared space of a state, or the one of all arrays of its form."""
     declared = getattr(env, "state_space", None)
     if isinstance(declared, spaces.Space) and declared.contains(state):
         return declared

@@ -368,8 +368,8 @@ def play_both(env: ParticleEnv, small: ParticleEnv, where: torch.Tensor) -> None
     large = env.observe()
     for name, tokens in small.observe().items():
         for number, agent in enumerate(present[name].tolist()):
-            there = ~large[name].padding[:, agent]
-            features = large[name].features[:, agent][there]
+            visible = ~large[name].padding[:, agent]
+            features = large[name].features[:, agent][visible]
             assert torch.equal(features, tokens.features[:, number].flatten(0, 1))
     rewards = env.step(choices).rewards
     for name, expected in small.step(fewer).rewards.items():
@@ -427,12 +427,12 @@ def test_a_goal_stays(name):
     places = env.goal_places().clone()
     for _ in range(6):
         env.step(rest(env))
-    there = env.present[:, env._slices["landmark"]]
-    assert there.gather(1, env.goal).all()
+    landmarks = env.present[:, env._slices["landmark"]]
+    assert landmarks.gather(1, env.goal).all()
     assert torch.equal(env.goal_places(), places)
     # Two of three leave, but for those that are goals.
-    assert (there.sum(1) == 1).any()
-    assert (there.sum(1) >= 1).all()
+    assert (landmarks.sum(1) == 1).any()
+    assert (landmarks.sum(1) >= 1).all()
 
 
 def test_landmarks_that_arrive_have_no_identity():
@@ -466,8 +466,8 @@ def test_rules_come_beside_the_tasks_own_arrivals(name):
 def test_of_those_that_are_there_the_first_stays(name):
     env = particles(name, 200, max_steps=40, departures=[{"count": 2, "step": [1, 5]}])
     started = (env.lives[..., 0] == 0)[:, env._slices["agent"]].sum(1)
-    left = ((env.lives[..., 1] < NEVER) & (env.lives[..., 0] == 0)).sum(1)
-    assert torch.equal(left, (started - 1).clamp(max=2))
+    leavers = ((env.lives[..., 1] < NEVER) & (env.lives[..., 0] == 0)).sum(1)
+    assert torch.equal(leavers, (started - 1).clamp(max=2))
     assert started.unique().tolist() == [1, 2, 3]
     late = env.lives[..., 0] > 0
     assert (env.lives[..., 1][late & (env.lives[..., 0] < NEVER)] == NEVER).all()

@@ -106,12 +106,12 @@ def test_concatenated_observations_are_a_set_of_agents():
     for group, tokens in states_of(env).items():
         spec = env.state_specs[group]
         for row, unwrapped in enumerate(raw):
-            seen = {a: unwrapped.observe(a) for a in agents}
+            vectors = {a: unwrapped.observe(a) for a in agents}
             for number, observer in enumerate(env._teams[group].agents):
                 for token, agent in enumerate(agents):
                     numbers = tokens.features[row, number, token].numpy()
-                    size = len(seen[agent])
-                    np.testing.assert_array_equal(numbers[:size], seen[agent])
+                    size = len(vectors[agent])
+                    np.testing.assert_array_equal(numbers[:size], vectors[agent])
                     assert not numbers[size:].any()
                     kind = spec.type_names[tokens.types[row, number, token]]
                     expected = "self" if agent == observer else agent.rpartition("_")[0]
