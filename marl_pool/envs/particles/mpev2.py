@@ -633,7 +633,9 @@ class Guard(MPEv2):
     def _has_goal(self) -> Tensor:
         """Return ``(num_envs, targets)`` bool."""
         last_draw = self.steps - (self.steps - 1) % GOAL_STEPS
-        return self._lives[:, self._slices["target"], 0] < last_draw[:, None]
+        targets = self._slices["target"]
+        began = self._lives[:, targets, 0] < last_draw[:, None]
+        return began & self.present[:, targets]
 
     def way_to_goals(self) -> Tensor:
         """Draw goals where it is time, and return the ways ``(num_envs, n, 2)``."""

@@ -477,6 +477,18 @@ def test_of_those_that_are_there_the_first_stays(name):
         assert env.active["agent"][:, 0].all()
 
 
+def test_a_target_that_has_left_has_no_goal():
+    rule = {"type": "target", "step": 5}
+    env = particles("mpev2_guard", 50, departures=[rule])
+    targets = env._slices["target"]
+    for step in range(8):
+        env.step(rest(env))
+        first = env.state[:, targets.start, None, :2]
+        marked = (env.goals() != first).any(-1)
+        assert not (marked & ~env.present[:, targets]).any()
+        assert (marked.sum(1) == 2).any() == (step < 4)
+
+
 @pytest.mark.parametrize(
     ("name", "rule", "message"),
     [
