@@ -1,7 +1,7 @@
 """Sets of tokens, and their specification."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -224,6 +224,13 @@ class TokenSpec:
             features=spaces.Box(low, high, shape, np.dtype(self.dtype).type),
             types=spaces.Box(0, self.num_types - 1, count, np.int64),
             padding=spaces.Box(0, 1, count, np.bool_),  # type: ignore[arg-type]
+        )
+
+    def numbered(self) -> "TokenSpec":
+        """Return the form of sets in which a token's type is its place."""
+        names = tuple(f"token_{i}" for i in range(self.num_tokens))
+        return replace(
+            self, type_names=names, has_self=False, signal_types=(), markers=()
         )
 
     def check(self, tokens: Tokens, where: str = "tokens") -> None:

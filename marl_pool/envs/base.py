@@ -21,7 +21,7 @@ from marl_pool.observations.view import TokenView
 from marl_pool.options.types import Episodes, NonNegativeInt
 from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import Tokens, TokenSpec, identity_origin
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys, uniform
@@ -173,6 +173,9 @@ class BatchedEnv(ABC):
     shows_state: ClassVar[bool] = False
     """True if `observe` shows each agent the whole state, so that `observe_state` is
     `observe`."""
+    has_token_order: ClassVar[bool] = False
+    """True if the place of a token says what it is, such as a sensor or a patch, and
+    its type does not; `observe_state` gives each place a type."""
     patch_grid: PatchGrid | None = None
     """Position of the tokens in a `frame`, if they are patches of an image."""
     groups: dict[str, AgentGroup]
@@ -181,9 +184,12 @@ class BatchedEnv(ABC):
     @property
     def state_specs(self) -> dict[str, TokenSpec]:
         """For each group, the specification of `observe_state`; by default none."""
-        if self.shows_state:
-            return {name: group.tokens for name, group in self.groups.items()}
-        return {}
+        if not self.shows_state:
+            return {}
+        specs = {name: group.tokens for name, group in self.groups.items()}
+        if self.has_token_order:
+            return {name: spec.numbered() for name, spec in specs.items()}
+        return specs
 
     def __init__(
         self,
@@ -372,9 +378,16 @@ class BatchedEnv(ABC):
         Raises:
             UnfitTokensError: the environment offers no state.
         """
-        if self.shows_state:
-            return self.observe()
-        raise UnfitTokensError(f"{type(self).__name__} does not define observe_state")
+        if not self.shows_state:
+            name = type(self).__name__
+            raise UnfitTokensError(f"{name} does not define observe_state")
+        states = self.observe()
+        if not self.has_token_order:
+            return states
+        return {
+            name: tokens._replace(types=identity_origin(tokens), action_mask=None)
+            for name, tokens in states.items()
+        }
 
     @abstractmethod
     def place(self, rows: Tensor, keys: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from marl_pool.envs import ENVS, make_batched_env
@@ -23,7 +23,6 @@ class EnvDescription:
     simulated: bool
     patch_grid: PatchGrid | None
     turn_based: bool = False
-    state_specs: Mapping[str, TokenSpec] = field(default_factory=dict)
 
 
 _descriptions: dict[object, EnvDescription] = {}
@@ -58,9 +57,13 @@ def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
             env.simulated,
             env.patch_grid,
             env.turn_based,
-            env.state_specs,
         )
     return _descriptions[key]
+
+
+def describe_states(env_config: Mapping[str, Any]) -> Mapping[str, TokenSpec]:
+    """Return the `BatchedEnv.state_specs` of an environment, as `describe_env`."""
+    return make_batched_env(**env_config, num_envs=1).state_specs
 
 
 def validate_env_change(

@@ -18,7 +18,7 @@ from marl_pool.options.signatures import options_of
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, UnfitRuleError
 from marl_pool.utils.randomness import EVALUATION_ENVS
 from marl_pool.version import __version__, commit
 
@@ -125,8 +125,9 @@ class EvaluationTarget:
     def transfer_env(self, settings: TransferSettings, num_envs: int) -> TransferEnv:
         """Prepare other environments, in which the policies play unperturbed.
 
-        An option that the env lacks, or tokens that the policies cannot take, are
-        recorded as the reason why there are no numbers.
+        An option that the env lacks, a rule that its task has no entities for, or
+        tokens that the policies cannot take, are recorded as the reason why there are
+        no numbers.
 
         Raises:
             InputError: a value that the env rejects.
@@ -138,11 +139,14 @@ class EvaluationTarget:
         if missing_key := next((key for key in changes if key not in parameters), None):
             missing = f"env {self.env['name']} has no {missing_key}"
         else:
-            description = self.describe(**changes)
-            missing = misfit(policies, description.groups)
-            # Simulators are too slow to play baselines in as well.
-            if not missing and not description.simulated:
-                baselines = self.baselines(**changes)
+            try:
+                description = self.describe(**changes)
+                missing = misfit(policies, description.groups)
+                # Simulators are too slow to play baselines in as well.
+                if not missing and not description.simulated:
+                    baselines = self.baselines(**changes)
+            except UnfitRuleError as error:
+                missing = str(error)
         return TransferEnv(
             settings.label,
             dict(changes),

@@ -61,6 +61,13 @@ class UnfitTokensError(InputError):
     """
 
 
+class UnfitRuleError(InputError):
+    """A rule of arrivals or departures that a task has no entities for.
+
+    Where only a row of a suite has such a rule, an evaluation has a missing value.
+    """
+
+
 class StoppedError(InputError):
     """A run that cannot continue. The message is one line; the run can be resumed."""
 

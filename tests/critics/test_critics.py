@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from helpers.farm import FoxAndHens
 from marl_pool.compiled.choice import use_kernels
 from marl_pool.critics.base import OwnCritic
 from marl_pool.critics.state import StateCritic
 from marl_pool.critics.team import TeamCritic
-from marl_pool.envs import make_batched_env
+from marl_pool.envs import ENVS, make_batched_env
 from marl_pool.policies import make_policy
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import UnfitTokensError
@@ -228,13 +229,16 @@ def test_values_of_a_state_follow_agents_that_are_exchanged(name):
     assert before.std() > 0
 
 
-@pytest.mark.parametrize("name", ["simple_spread", "simple_tag"])
+@pytest.mark.parametrize(
+    "name", ["simple_spread", "simple_tag", "simple_adversary", "simple_world_comm"]
+)
 def test_an_entity_that_is_absent_is_padding_of_the_state(name):
     env = make_batched_env(name, num_envs=3, arrivals=[{"step": 2}])
     env.reset()
     for step in range(3):
         for group, tokens in env.observe_state().items():
-            assert torch.equal(tokens.padding, env.observe()[group].padding)
+            hidden = env.observe()[group].padding.sum(-1)
+            assert torch.equal(tokens.padding.sum(-1), hidden)
             assert tokens.padding.any() == (step < 2)
         env.step(
             {n: torch.zeros(3, g.num_agents).long() for n, g in env.groups.items()}
@@ -251,7 +255,31 @@ def test_an_environment_that_shows_its_state_has_one(name):
         assert all(map(torch.equal, tokens[:3], observation[:3]))
 
 
+@pytest.mark.parametrize(
+    "name", ["cartpole", "pong", "car_racing", "ant", "ant_bullet"]
+)
+def test_a_state_of_sensors_or_patches_says_which_is_which(name):
+    env = make_batched_env(name, num_envs=2)
+    env.reset()
+    spec, tokens = env.state_specs["agent"], env.observe_state()["agent"]
+    observed = env.observe()["agent"]
+    spec.check(tokens)
+    assert torch.equal(tokens.features, observed.features)
+    assert (observed.types == 0).all()
+    assert (tokens.types == torch.arange(spec.num_types)).all()
+    assert spec.num_types == spec.num_tokens
+    critic = StateCritic(policy_of(env), spec, 0).eval()
+    reordered = tokens._replace(features=tokens.features.flip(-2))
+    assert not torch.equal(values_of(critic, tokens), values_of(critic, reordered))
+
+
+def test_all_environments_of_the_package_have_a_state():
+    for name in ENVS.built_in.keys() - {"pettingzoo"}:
+        env = make_batched_env(name, num_envs=1)
+        assert env.state_specs.keys() == env.groups.keys(), name
+
+
 def test_an_environment_without_a_state_says_so():
-    env = make_batched_env("cartpole", num_envs=1)
-    with pytest.raises(UnfitTokensError, match="CartPole does not define observe_sta"):
+    env = FoxAndHens(1)
+    with pytest.raises(UnfitTokensError, match="FoxAndHens does not define observe_s"):
         env.observe_state()

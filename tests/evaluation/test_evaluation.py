@@ -17,6 +17,7 @@ from helpers.farm import FoxAndHens
 from marl_pool.compiled import compile
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.description import describe_env
 from marl_pool.evaluation.cases import label, perturb, play
 from marl_pool.evaluation.computing import computing
 from marl_pool.evaluation.load import target_from_run
@@ -30,13 +31,13 @@ from marl_pool.evaluation.results import (
     write_csv,
     write_json,
 )
-from marl_pool.evaluation.settings import EvaluateSettings
+from marl_pool.evaluation.settings import EvaluateSettings, TransferSettings
 from marl_pool.evaluation.statistics.intervals import (
     bootstrap,
     interquartile_mean,
     paired_drop,
 )
-from marl_pool.evaluation.target import to_float64
+from marl_pool.evaluation.target import EvaluationTarget, to_float64
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
@@ -489,6 +490,36 @@ def test_a_run_with_gaps_is_evaluated_and_drawn(
     paths = evaluate(make_run(tmp_path, "flatten"), SETTINGS)
     assert all(path.is_file() for path in paths)
     assert "not measured: inject token_type=noise" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"num_landmarks": 3}, ""),
+        ({"arrivals": [{"step": 3}]}, ""),
+        ({"num_agents": 3}, "env simple_push has no num_agents"),
+        ({"departures": [{"step": 3}]}, "env.departures: expected at most 0 of 1 of"),
+    ],
+)
+def test_a_row_that_a_task_cannot_have_says_why(change, reason) -> None:
+    env = {"name": "simple_push", "max_steps": 9}
+    policies = {
+        name: RandomPolicy(group.action_space)
+        for name, group in describe_env(env).groups.items()
+    }
+    row = EvaluationTarget(policies, env, "test", env).transfer_env(
+        TransferSettings("row", change), 2
+    )
+    assert (row.missing or "").startswith(reason)
+    assert bool(row.missing) is bool(reason)
+    assert bool(row.baselines) is not bool(reason)
+
+
+def test_a_rule_that_is_wrong_anywhere_ends_the_evaluation() -> None:
+    env = {"name": "simple_push", "max_steps": 9}
+    target = EvaluationTarget({}, env, "test", env)
+    with pytest.raises(InputError, match="step before the episode's end"):
+        target.transfer_env(TransferSettings("row", {"arrivals": [{"step": 9}]}), 2)
 
 
 def test_an_earlier_evaluation_stays(run: Run) -> None:

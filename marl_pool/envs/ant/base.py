@@ -78,6 +78,7 @@ class AntEnv(SimulatedEnv):
         channel_ids: give each channel a separate token type.
     """
 
+    shows_state = has_token_order = True
     state_names = (*SimulatedEnv.state_names, "frames")
     frames: Tensor
     """``(num_envs, num_frames, channels)`` readings, the newest last."""

@@ -98,6 +98,7 @@ class CarRacing(SimulatedEnv):
         ModuleNotFoundError: Box2D or pygame, of the extra ``box2d``, is missing.
     """
 
+    shows_state = has_token_order = True
     state_names = (*SimulatedEnv.state_names, "screens", "unrewarded")
     patch_grid: PatchGrid
     screens: Tensor

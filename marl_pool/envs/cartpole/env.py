@@ -101,7 +101,7 @@ class CartPole(BatchedEnv):
         start_angle: largest initial angle from hanging in radians.
     """
 
-    steps_past_end = True
+    steps_past_end = shows_state = has_token_order = True
     state_names = ("state", "past")
 
     state: Tensor

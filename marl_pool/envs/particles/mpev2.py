@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import (
     BLUE,
     GREEN,
@@ -19,7 +19,13 @@ from marl_pool.envs.drawing.canvas import (
     Color,
 )
 from marl_pool.envs.drawing.marks import Glyphs
-from marl_pool.envs.particles.physics import DAMPING, DT, Entities, ParticleEnv
+from marl_pool.envs.particles.physics import (
+    DAMPING,
+    DT,
+    Entities,
+    ParticleEnv,
+    ParticleOptions,
+)
 from marl_pool.envs.particles.population import NEVER, PLACES, between
 from marl_pool.options.types import Episodes, NonNegativeInt
 from marl_pool.tokens import SELF_TYPE, Tokens
@@ -96,7 +102,7 @@ class TeamTask:
     spaced: Literal["all", "kinds", "no"] = "all"
 
 
-class MPEv2Options(EnvOptions, total=False):
+class MPEv2Options(ParticleOptions, total=False):
     """Options that the tasks pass on to `MPEv2`."""
 
     domain: Domain
@@ -115,6 +121,10 @@ class MPEv2(ParticleEnv):
     positions after a step; an entity that arrives in a step does not enter it. In
     formulas gap is the distance of two centres less both radii, and two touch if it is
     at most 0. There are no walls.
+
+    Entities of ``env.arrivals`` come beside the task's own, which stay the same. By
+    ``env.departures`` those that were there at the start leave. The first of each kind
+    stays, so fewer leave than a rule says where an episode has fewer.
 
     Source: `FlickerFusion, Koh et al., ICLR 2025 <https://arxiv.org/abs/2410.15876>`_,
     and the published environments. Differences from the latter:
@@ -150,7 +160,7 @@ class MPEv2(ParticleEnv):
         margin: NonNegativeInt | None = None,
         continuous_actions: bool = False,
         max_steps: Episodes,
-        **common: Unpack[EnvOptions],
+        **common: Unpack[ParticleOptions],
     ) -> None:
         task, self.domain = self.task, domain
         self.margin = (MARGIN if domain else 0) if margin is None else margin
@@ -194,6 +204,7 @@ class MPEv2(ParticleEnv):
                 mass=MASS,
                 acceleration=task.force if is_agent else 0.0,
                 signal=kind.name != "decoy",
+                late=new,
             )
             for new, count in ((False, high), (True, arrivals))
         ]
@@ -254,7 +265,7 @@ class MPEv2(ParticleEnv):
         self.integrate(torch.cat(forces, 1))
         reward = self.task.reward(self)[:, None]
         shared = reward.expand(-1, self.groups["agent"].num_agents)
-        return {"agent": self.fill_absent(shared, "agent", 1, 0)}, self._never
+        return self.earned(agent=shared), self._never
 
     @override
     def observe(self) -> dict[str, Tokens]:
@@ -598,6 +609,10 @@ class Guard(MPEv2):
     state_names = ("state", "goal_places")
     task = GUARD
 
+    goal_places: Tensor
+    """``(num_envs, targets, 2)``: where each target goes, once there has been a draw
+    since it came."""
+
     def __init__(
         self,
         num_envs: Episodes,
@@ -606,21 +621,14 @@ class Guard(MPEv2):
         **options: Unpack[MPEv2Options],
     ) -> None:
         super().__init__(num_envs, max_steps=max_steps, **options)
-
-    goal_places: Tensor
-    """``(num_envs, targets, 2)``: where each target goes, once there has been a draw
-    since it came."""
-
-    @override
-    def place(self, rows: Tensor, keys: Tensor) -> None:
-        super().place(rows, keys)
-        if not hasattr(self, "goal_places"):
-            self.goal_places = torch.zeros_like(self._positions["target"])
+        self.goal_places = torch.zeros_like(self._positions["target"])
 
     def _has_goal(self) -> Tensor:
         """Return ``(num_envs, targets)`` bool."""
         last_draw = self.steps - (self.steps - 1) % GOAL_STEPS
-        return self._lives[:, self._slices["target"], 0] < last_draw[:, None]
+        targets = self._slices["target"]
+        began = self._lives[:, targets, 0] < last_draw[:, None]
+        return began & self.present[:, targets]
 
     def way_to_goals(self) -> Tensor:
         """Draw goals where it is time, and return the ways ``(num_envs, n, 2)``."""

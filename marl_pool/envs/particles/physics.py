@@ -129,6 +129,8 @@ class Entities:
     """True if it matters for the task."""
     on_top: bool = False
     """True if it is drawn over the others."""
+    late: bool = False
+    """True if the task's own rules let it arrive later; `departures` leave it alone."""
 
 
 class ParticleOptions(EnvOptions, total=False):
@@ -173,13 +175,15 @@ class ParticleEnv(BatchedEnv):
         continuous_actions: see `Steering`.
         extent: half the side of the square that `frame` shows.
         random_numbers: by kind, those that each entity uses in a step.
-        changing: True if ``place`` also writes `lives`, of all entities.
+        changing: True if ``place`` also writes `lives`, of all its entities, of which
+            the first of each kind is always there.
+        lone: kinds whose number the task fixes, which neither arrive nor leave.
         arrivals: rules by which entities arrive, each a mapping such as
             ``{type: agent, count: 2, step: [5, 20], where: edge, radius: 1}``.
             ``count`` and ``step`` are a number or ``[low, high]``, of which each
-            episode, or entity, samples its own. Defaults are the first group of agents,
-            1, the ``edge`` of a square (or ``square``, ``disc``), and a ``radius``, its
-            half side, of nine tenths of the picture's.
+            episode, or entity, samples its own. Defaults are the type agent, or else
+            the first group of agents, 1, the ``edge`` of a square (or ``square``,
+            ``disc``), and a ``radius``, its half side, of nine tenths of the picture's.
         departures: rules by which entities of the start leave, such as ``{type: agent,
             count: 1, step: 10}``; which of them do is random. Of agents, and of types
             that matter for the task, one stays.
@@ -212,14 +216,16 @@ class ParticleEnv(BatchedEnv):
         dynamics_size: int = 0,
         random_numbers: Mapping[str, int] | None = None,
         changing: bool = False,
+        lone: Sequence[str] = (),
         arrivals: Rules = (),
         departures: Rules = (),
         **options: Any,
     ) -> None:
-        self._population, starting = None, entities
+        self._population, starting, self._changing = None, entities, changing
         if arrivals or departures:
             self._population = EntityLives(
-                *(entities, learners, arrivals, departures, max_steps, 0.9 * extent)
+                *(entities, learners, lone, arrivals, departures),
+                *(max_steps, 0.9 * extent),
             )
             entities = self._population.entities
         needs = random_numbers or {}
@@ -230,12 +236,7 @@ class ParticleEnv(BatchedEnv):
         # Repeat each kind for its entities; the state has the movable ones first.
         kinds = [kind for kind in entities for _ in range(kind.count)]
         self.entities, self.extent = tuple(kinds), extent
-        # The entities of a kind are contiguous, and may be listed in several parts.
-        names = [kind.kind for kind in kinds]
-        self._slices = {
-            name: slice(names.index(name), names.index(name) + names.count(name))
-            for name in dict.fromkeys(names)
-        }
+        self._slices = slices_of(self.entities)
         self.num_movable = sum(kind.movable for kind in kinds)
         if not all(kind.movable for kind in kinds[: self.num_movable]):
             raise InputError("entities: expected the movable kinds before the others")
@@ -299,13 +300,13 @@ class ParticleEnv(BatchedEnv):
         return self.lives is not None
 
     def fill_absent(
-        self, values: Tensor, kind: str, dim: int, fill: float | bool
+        self, values: Tensor, kind: str | slice, dim: int, fill: float | bool
     ) -> Tensor:
         """Replace the values of the entities of a kind that are not there.
 
         Args:
             values: ``(num_envs, …)``.
-            kind: name of the kind.
+            kind: name of the kind, or a slice of the entities.
             dim: dimension of its entities.
             fill: number in their place.
         """
@@ -313,8 +314,15 @@ class ParticleEnv(BatchedEnv):
             return values
         shape = [len(values), *(1 for _ in values.shape[1:])]
         shape[dim] = -1
-        present = self.present[:, self._slices[kind]]
-        return values.masked_fill(~present.reshape(shape), fill)
+        places = self._slices[kind] if isinstance(kind, str) else kind
+        return values.masked_fill(~self.present[:, places].reshape(shape), fill)
+
+    def earned(self, **rewards: Tensor) -> dict[str, Tensor]:
+        """Return rewards ``(num_envs, agents)`` by group, 0 for those not there."""
+        return {
+            name: self.fill_absent(reward, name, 1, 0)
+            for name, reward in rewards.items()
+        }
 
     @override
     def _place_rows(self, rows: Tensor) -> None:
@@ -325,20 +333,22 @@ class ParticleEnv(BatchedEnv):
         start, slots = copy(self), self._population.starting
         start.entities = self._starting
         start.num_movable = sum(kind.movable for kind in self._starting)
+        start._slices = slices_of(self._starting)
         start.state = self.state[:, slots]
+        assert self.lives is not None
+        start.lives = self.lives[:, slots]
         start.place(rows, self._reset_keys(rows))
         for name in set(self.state_names) - {"state"}:
             setattr(self, name, getattr(start, name))
         ids, episodes = self.env_ids[rows], self.episodes[rows]
         keys = stream_keys(self.seed, ids, episodes, Purpose.RESET, part=1)
-        lives, newcomers = self._population.sample(keys)
+        starts = start.lives[rows] if self._changing else None
+        lives, newcomers = self._population.sample(keys, starts)
         state = torch.zeros_like(self.state[rows])
         state[:, slots] = start.state[rows]
         for places, points in newcomers:
             state[:, places, :2] = points.to(self.dtype)
-        self.state[rows] = state
-        assert self.lives is not None
-        self.lives[rows] = lives
+        self.state[rows], self.lives[rows] = state, lives
 
     @override
     def observe(self) -> dict[str, Tokens]:
@@ -566,6 +576,15 @@ class ParticleEnv(BatchedEnv):
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         super()._set_tensors(tensors)
         self._bind(tensors["state"])
+
+
+def slices_of(entities: Sequence[Entities]) -> dict[str, slice]:
+    """Return where the entities of each kind are, which are contiguous."""
+    names = [entity.kind for entity in entities]
+    return {
+        name: slice(names.index(name), names.index(name) + names.count(name))
+        for name in dict.fromkeys(names)
+    }
 
 
 def soft_penetration(overlap: Tensor) -> Tensor:

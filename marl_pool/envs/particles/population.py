@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from marl_pool.options.names import unknown
-from marl_pool.options.signatures import check_settings
+from marl_pool.options.signatures import check_settings, show
 from marl_pool.options.types import AtMost, NonNegativeInt, PositiveFloat, PositiveInt
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, UnfitRuleError
 from marl_pool.utils.randomness import uniform
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Departure:
     """Steps of the episode after which an entity is gone; of two, each entity samples
     its own between them."""
     type: str | None = None
-    """Type of the entities, or None for the first group of agents."""
+    """Type of the entities, or None for agent, or else the first group of agents."""
     count: Number = 1
     """Number of entities; of two, each episode samples its own between them."""
 
@@ -120,6 +120,7 @@ class EntityLives:
     Args:
         entities: the kinds at the start.
         learners: the kinds that are groups of agents.
+        lone: the kinds whose number the task fixes.
         arrivals: mappings of the fields of `Arrival`.
         departures: mappings of the fields of `Departure`.
         max_steps: steps of an episode.
@@ -130,32 +131,27 @@ class EntityLives:
         starting: slots of the entities of the start, in their order.
 
     Raises:
-        InputError: a field that is wrong, an unknown type, a step that no episode
-            reaches, more than leave than there are, or too many newcomers. Of agents
-            and of `Entities.signal` types one entity has to stay.
+        InputError: a field that is wrong, an unknown or lone type, a step that no
+            episode reaches, more than leave than there are, or too many newcomers. Of
+            agents and of `Entities.signal` types one entity has to stay. For rules
+            that another task may have it is an `UnfitRuleError`.
     """
 
     def __init__(
         self,
         entities: Sequence["Entities"],
         learners: Sequence[str],
+        lone: Sequence[str],
         arrivals: Rules,
         departures: Rules,
         max_steps: int,
         radius: float,
     ) -> None:
         kinds = list(dict.fromkeys(kind.kind for kind in entities))
-        default = learners[0] if learners else kinds[0]
-        coming = [
-            _rule(Arrival, f"env.arrivals[{number}]", rule, kinds, default, max_steps)
-            for number, rule in enumerate(arrivals)
-        ]
-        going = [
-            _rule(
-                Departure, f"env.departures[{number}]", rule, kinds, default, max_steps
-            )
-            for number, rule in enumerate(departures)
-        ]
+        default = "agent" if "agent" in kinds else [*learners, *kinds][0]
+        context = kinds, lone, default, max_steps
+        coming = _read_rules(Arrival, "env.arrivals", arrivals, *context)
+        going = _read_rules(Departure, "env.departures", departures, *context)
         if (total := sum(_span(rule.count)[1] for rule in coming)) > MOST_NEWCOMERS:
             raise InputError(
                 f"env.arrivals: expected at most {MOST_NEWCOMERS:,} entities in all, "
@@ -171,7 +167,7 @@ class EntityLives:
             slot = slots.stop
             self.entities.append(part)
             self.starting += slots
-            by_kind[part.kind] += slots
+            by_kind[part.kind] += slots if not part.late else ()
             if part.kind in (other.kind for other in entities[number + 1 :]):
                 continue
             for rule in (rule for rule in coming if rule.type == part.kind):
@@ -181,11 +177,16 @@ class EntityLives:
                 slot += most
         self._leavers = list(_leavers(entities, learners, going, by_kind))
 
-    def sample(self, keys: Tensor) -> tuple[Tensor, list[tuple[range, Tensor]]]:
+    def sample(
+        self, keys: Tensor, starts: Tensor | None = None
+    ) -> tuple[Tensor, list[tuple[range, Tensor]]]:
         """Sample the lives of episodes, and where newcomers appear.
 
         Args:
             keys: ``(k,)`` keys of random streams.
+            starts: ``(k, entities at the start, 2)``, lives of these by the task's own
+                rules, by which the first of each kind is always there; None for always
+                all of them. Of those that are there the first one stays.
 
         Returns:
             Lives ``(k, entities, 2)`` int64, and for some slots points ``(k, n, 2)``.
@@ -193,6 +194,8 @@ class EntityLives:
         shape = len(keys), sum(part.count for part in self.entities), 2
         lives, places, start = keys.new_zeros(shape), [], 0
         lives[..., 1] = NEVER
+        if starts is not None:
+            lives[:, self.starting] = starts
         for arrival, slots in self._newcomers:
             most = len(slots)
             numbers = uniform(keys, 1 + 3 * most, start)
@@ -208,6 +211,10 @@ class EntityLives:
         for rule, members, before in self._leavers:
             # The order in which a kind's entities leave is the same for all rules.
             order = uniform(keys, len(members), (1 + min(members)) << 24)
+            if starts is not None:
+                # Those that are there leave before those that an episode lacks.
+                order = order + (lives[:, members, 0] > 0)
+                order[:, 0] = 2
             rank = order.argsort(1).argsort(1)
             numbers = uniform(keys, 1 + len(members), start)
             start += 1 + len(members)
@@ -216,6 +223,8 @@ class EntityLives:
                 leaving < between(numbers[:, :1], *_span(rule.count))
             )
             steps = between(numbers[:, 1:], *_span(rule.step))
+            if starts is not None:
+                goes[:, 0] = False
             ends = lives[:, members, 1]
             lives[:, members, 1] = torch.where(goes, steps, ends)
         return lives, places
@@ -227,11 +236,21 @@ def _span(value: Any) -> tuple[int, int]:
     return int(low), int(high)
 
 
+def _read_rules(
+    form: type[AnyRule], key: str, rules: Rules, *context: Any
+) -> list[AnyRule]:
+    return [
+        _rule(form, f"{key}[{number}]", rule, *context)
+        for number, rule in enumerate(rules)
+    ]
+
+
 def _rule(
     form: type[AnyRule],
     key: str,
     fields: Mapping[str, Any],
     kinds: Sequence[str],
+    lone: Sequence[str],
     default: str,
     max_steps: int,
 ) -> AnyRule:
@@ -251,7 +270,14 @@ def _rule(
         )
     if rule.type is not None and rule.type not in kinds:
         raise InputError(f"{key}.type: {unknown('type', rule.type, kinds)}")
-    return replace(rule, type=rule.type or default)
+    kind = rule.type or default
+    if kind in lone:
+        others = " or ".join(name for name in kinds if name not in lone)
+        raise UnfitRuleError(
+            f"{key}.type: expected {others}, since the task fixes the number of type "
+            f"{kind!r}, got {show(rule.type)}"
+        )
+    return replace(rule, type=kind)
 
 
 def _leavers(
@@ -269,7 +295,7 @@ def _leavers(
         most = max(len(slots) - (kind in staying), 0)
         if gone[kind] > most:
             stays = ", so that one stays" if kind in staying else ""
-            raise InputError(
+            raise UnfitRuleError(
                 f"env.departures: expected at most {most} of {len(slots)} of type "
                 f"{kind!r} to leave{stays}, got {gone[kind]}"
             )

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE, PURPLE
-from marl_pool.envs.particles.physics import Entities
-from marl_pool.envs.particles.speaking import MOTION, VELOCITY, SpeakingEnv
+from marl_pool.envs.particles.physics import Entities, ParticleOptions
+from marl_pool.envs.particles.speaking import VELOCITY, SpeakingEnv
 from marl_pool.options.types import Episodes, Size
 
 TYPE_NAMES = ("self", "landmark", "adversary", "agent")
@@ -21,7 +21,7 @@ class SimpleAdversary(SpeakingEnv):
     r"""Agents cover one landmark, the goal; an adversary does not know which it is.
 
     With d and d_j the distances of the adversary and of agent j to the goal, the
-    adversary gets -d and every agent
+    adversary gets -d and every agent, with the sum of d where adversaries arrive,
 
     .. math:: r = d - \min_j d_j
 
@@ -52,10 +52,8 @@ class SimpleAdversary(SpeakingEnv):
         num_landmarks: Size | None = None,
         continuous_actions: bool = False,
         max_steps: Episodes = 25,
-        **common: Unpack[EnvOptions],
+        **common: Unpack[ParticleOptions],
     ) -> None:
-        self.num_agents = num_agents
-        self.num_landmarks = num_agents if num_landmarks is None else num_landmarks
         still = dict.fromkeys(TYPE_NAMES, VELOCITY)
         super().__init__(
             num_envs,
@@ -64,7 +62,7 @@ class SimpleAdversary(SpeakingEnv):
                 Entities("agent", num_agents, GREEN, 0.15, acceleration=ACCELERATION),
                 Entities(
                     "landmark",
-                    self.num_landmarks,
+                    num_agents if num_landmarks is None else num_landmarks,
                     OBSTACLE,
                     0.08,
                     movable=False,
@@ -80,21 +78,13 @@ class SimpleAdversary(SpeakingEnv):
             max_steps=max_steps,
             **common,
         )
-        self._identities = self._constant(torch.eye(self.num_landmarks))
-
-    @override
-    def mark(self, group: str, features: Tensor) -> None:
-        if group == "agent":
-            landmarks = slice(1, 1 + self.num_landmarks)
-            features[:, :, landmarks, MOTION] = self._identities[self.goal]
 
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         forces = [self._steering[name].forces(actions[name]) for name in self.groups]
         self.integrate(torch.cat(forces, 1))
-        away = self._position - self.goal_places()
-        adversary, agents = torch.hypot(away[..., 0], away[..., 1]).split(
-            (1, self.num_agents), 1
-        )
-        reward = (adversary - agents.amin(1, keepdim=True)).expand_as(agents)
-        return {"adversary": -adversary, "agent": reward}, self._never
+        adversaries, agents = map(self.goal_distances, ("adversary", "agent"))
+        nearest = self.fill_absent(agents, "agent", 1, torch.inf).amin(1, keepdim=True)
+        away = self.fill_absent(adversaries, "adversary", 1, 0).sum(1, keepdim=True)
+        reward = (away - nearest).expand_as(agents)
+        return self.earned(adversary=-adversaries, agent=reward), self._never

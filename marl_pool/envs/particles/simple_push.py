@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE, PURPLE
-from marl_pool.envs.particles.physics import Entities
-from marl_pool.envs.particles.speaking import MOTION, VELOCITY, SpeakingEnv
+from marl_pool.envs.particles.physics import Entities, ParticleOptions
+from marl_pool.envs.particles.speaking import VELOCITY, SpeakingEnv
 from marl_pool.options.types import Episodes, Size
 
 TYPE_NAMES = ("self", "landmark", "adversary", "agent")
@@ -21,7 +21,8 @@ class SimplePush(SpeakingEnv):
     r"""An agent goes to its goal; an adversary that does not know it pushes it away.
 
     With d and d_1 the distances of the adversary and of the agent to the goal, the
-    agent gets -d_1 and the adversary d_1 - d. The two collide.
+    agent gets -d_1 and the adversary d_1 - d, of the nearest agent where some arrive.
+    All collide.
 
     A token has position and velocity relative to the observer, and in the agent's set
     a further feature, 1 for the goal and 0 else. The velocity of the other is zero,
@@ -50,9 +51,8 @@ class SimplePush(SpeakingEnv):
         num_landmarks: Size = 2,
         continuous_actions: bool = False,
         max_steps: Episodes = 25,
-        **common: Unpack[EnvOptions],
+        **common: Unpack[ParticleOptions],
     ) -> None:
-        self.num_landmarks = num_landmarks
         super().__init__(
             num_envs,
             entities=(
@@ -68,26 +68,19 @@ class SimplePush(SpeakingEnv):
             continuous_actions=continuous_actions,
             marks={"adversary": 0, "agent": 1},
             hidden={
-                "adversary": {"agent": VELOCITY},
-                "agent": {"adversary": VELOCITY},
+                name: dict.fromkeys(("adversary", "agent"), VELOCITY)
+                for name in ("adversary", "agent")
             },
             num_goals=1,
             extent=1.5,
             max_steps=max_steps,
             **common,
         )
-        self._identities = self._constant(torch.eye(num_landmarks))
-
-    @override
-    def mark(self, group: str, features: Tensor) -> None:
-        if group == "agent":
-            landmarks = slice(1, 1 + self.num_landmarks)
-            features[:, :, landmarks, MOTION] = self._identities[self.goal]
 
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         forces = [self._steering[name].forces(actions[name]) for name in self.groups]
         self.integrate(torch.cat(forces, 1))
-        away = self._position - self.goal_places()
-        adversary, agent = torch.hypot(away[..., 0], away[..., 1]).split(1, 1)
-        return {"adversary": agent - adversary, "agent": -agent}, self._never
+        adversaries, agents = map(self.goal_distances, ("adversary", "agent"))
+        nearest = self.fill_absent(agents, "agent", 1, torch.inf).amin(1, keepdim=True)
+        return self.earned(adversary=nearest - adversaries, agent=-agents), self._never

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE
-from marl_pool.envs.particles.physics import Entities
+from marl_pool.envs.particles.physics import Entities, ParticleOptions
 from marl_pool.envs.particles.speaking import EVERYTHING, MOTION, SpeakingEnv
 from marl_pool.options.types import Episodes, Size, UnitInterval
 
@@ -59,9 +59,9 @@ class SimpleReference(SpeakingEnv):
         local_ratio: UnitInterval = 0.5,
         continuous_actions: bool = False,
         max_steps: Episodes = 25,
-        **common: Unpack[EnvOptions],
+        **common: Unpack[ParticleOptions],
     ) -> None:
-        self.num_landmarks, self.local_ratio = num_landmarks, local_ratio
+        self.local_ratio = local_ratio
         super().__init__(
             num_envs,
             entities=(
@@ -71,6 +71,7 @@ class SimpleReference(SpeakingEnv):
                 ),
             ),
             learners=("agent",),
+            lone=("agent",),
             continuous_actions=continuous_actions,
             marks={"agent": num_landmarks + num_words},
             hidden={"agent": {"agent": EVERYTHING}},
@@ -81,13 +82,13 @@ class SimpleReference(SpeakingEnv):
             max_steps=max_steps,
             **common,
         )
-        self._identities = self._constant(torch.eye(num_landmarks))
 
     @override
     def mark(self, group: str, features: Tensor) -> None:
         marks = features[..., MOTION:]
         marks[:, :, 0, : self.num_landmarks] = self._identities[self.goal]
-        marks[:, :, 1:-1, : self.num_landmarks] = self._identities
+        named = slice(1, 1 + self.num_landmarks)
+        marks[:, :, named, : self.num_landmarks] = self._identities
         # The other agent's token is the last.
         marks[:, :, -1, self.num_landmarks :] = self.words.flip(1)
 

@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from typing import Unpack
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE, PURPLE
-from marl_pool.envs.particles.physics import Entities
+from marl_pool.envs.particles.physics import Entities, ParticleOptions
 from marl_pool.envs.particles.speaking import EVERYTHING, MOTION, SpeakingEnv
 from marl_pool.options.types import Episodes, Size
 
@@ -53,9 +52,8 @@ class SimpleSpeakerListener(SpeakingEnv):
         num_landmarks: Size = 3,
         continuous_actions: bool = False,
         max_steps: Episodes = 25,
-        **common: Unpack[EnvOptions],
+        **common: Unpack[ParticleOptions],
     ) -> None:
-        self.num_landmarks = num_landmarks
         super().__init__(
             num_envs,
             entities=(
@@ -71,6 +69,7 @@ class SimpleSpeakerListener(SpeakingEnv):
                 ),
             ),
             learners=("speaker", "listener"),
+            lone=("speaker", "listener"),
             continuous_actions=continuous_actions,
             marks={"speaker": num_landmarks, "listener": 2 * num_landmarks},
             hidden={"listener": {"speaker": EVERYTHING}},
@@ -81,7 +80,6 @@ class SimpleSpeakerListener(SpeakingEnv):
             max_steps=max_steps,
             **common,
         )
-        self._identities = self._constant(torch.eye(num_landmarks))
 
     @override
     def mark(self, group: str, features: Tensor) -> None:
@@ -91,7 +89,8 @@ class SimpleSpeakerListener(SpeakingEnv):
             return
         # The speaker's token is the second, and the landmarks follow.
         marks[:, :, 1, self.num_landmarks :] = self.words
-        marks[:, :, 2:, : self.num_landmarks] = self._identities
+        named = slice(2, 2 + self.num_landmarks)
+        marks[:, :, named, : self.num_landmarks] = self._identities
 
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:

@@ -123,4 +123,4 @@ class SimpleSpread(ParticleEnv):
         touching = self.fill_absent(touching, "agent", 2, False)
         collisions = touching.sum(2, dtype=self.dtype).sub_(1)
         reward = -(1 - self.local_ratio) * shared - self.local_ratio * collisions
-        return {"agent": self.fill_absent(reward, "agent", 1, 0)}, self._never
+        return self.earned(agent=reward), self._never

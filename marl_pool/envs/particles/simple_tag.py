@@ -191,12 +191,12 @@ class SimpleTag(ParticleEnv):
         caught = touching.sum(2, dtype=self.dtype).mul_(TOUCH_REWARD)
         if self.shared_reward:
             caught = caught.sum(1, keepdim=True).expand_as(caught)
-        rewards = {"predator": self.fill_absent(caught, "predator", 1, 0)}
+        rewards = {"predator": caught}
         if "prey" in self.groups:
             lost = touching.sum(1, dtype=self.dtype).mul_(-TOUCH_REWARD)
             lost = lost.sub_(boundary_penalty(hunted))
-            rewards["prey"] = self.fill_absent(lost, "prey", 1, 0)
-        return rewards, self._never
+            rewards["prey"] = lost
+        return self.earned(**rewards), self._never
 
     def _prey_forces(self, actions: Mapping[str, Tensor]) -> Tensor:
         """Return the control forces of the prey, ``(num_envs, prey, 2)``."""

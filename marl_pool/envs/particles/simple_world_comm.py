@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import BLUE, GREEN, OBSTACLE, PURPLE, VERMILION
-from marl_pool.envs.particles.physics import Entities, distances
+from marl_pool.envs.particles.physics import Entities, ParticleOptions, distances
 from marl_pool.envs.particles.simple_tag import boundary_penalty
 from marl_pool.envs.particles.speaking import MOTION, VELOCITY, SpeakingEnv
 from marl_pool.options.types import Episodes, Size
@@ -75,7 +75,7 @@ class SimpleWorldComm(SpeakingEnv):
         num_words: Size = 4,
         continuous_actions: bool = False,
         max_steps: Episodes = 25,
-        **common: Unpack[EnvOptions],
+        **common: Unpack[ParticleOptions],
     ) -> None:
         leader = Entities(
             "leadadversary",
@@ -115,6 +115,7 @@ class SimpleWorldComm(SpeakingEnv):
                 Entities("forest", num_forests, FOREST, SIZES["forest"], movable=False),
             ),
             learners=(*PREDATORS, "agent"),
+            lone=("leadadversary",),
             continuous_actions=continuous_actions,
             marks={
                 **dict.fromkeys(PREDATORS, FEATURES + num_words),
@@ -154,7 +155,8 @@ class SimpleWorldComm(SpeakingEnv):
 
     def _in_forests(self) -> Tensor:
         """Return which agents are in which forests, ``(num_envs, agents, forests)``."""
-        return distances(self._position, self._positions["forest"]) < self._forest_reach
+        inside = distances(self._position, self._positions["forest"])
+        return self.fill_absent(inside < self._forest_reach, "forest", 2, False)
 
     def _sees(self, inside: Tensor) -> Tensor:
         """Return which agents see which, ``(num_envs, agents, agents)`` bool."""
@@ -168,13 +170,16 @@ class SimpleWorldComm(SpeakingEnv):
         forces = [self._steering[name].forces(moves[name]) for name in self.groups]
         self.integrate(torch.cat(forces, 1))
         prey, food = self._positions["agent"], self._positions["food"]
-        predators = self._position[:, : self._slices["agent"].start]
-        chase, meal = distances(predators, prey), distances(prey, food)
+        hunters = slice(0, self._slices["agent"].start)
+        chase = distances(self._position[:, hunters], prey)
+        chase = self.fill_absent(chase, "agent", 2, torch.inf)
+        meal = self.fill_absent(distances(prey, food), "food", 2, torch.inf)
         caught = chase < SIZES["predator"] + SIZES["agent"]
+        caught = self.fill_absent(caught, hunters, 1, False)
         touches = caught.sum((1, 2), dtype=self.dtype)[:, None]
         hunting = 5 * touches - 0.1 * chase.amin(2)
         eaten = (meal < SIZES["agent"] + SIZES["food"]).sum(2, dtype=self.dtype)
         reward = 2 * eaten - 5 * caught.sum(1, dtype=self.dtype)
         reward -= 2 * boundary_penalty(prey) + 0.05 * meal.amin(2)
         rewards = {"leadadversary": hunting[:, :1], "adversary": hunting[:, 1:]}
-        return {**rewards, "agent": reward}, self._never
+        return self.earned(**rewards, agent=reward), self._never

@@ -17,6 +17,7 @@ from marl_pool.envs.particles.physics import (
     Entities,
     ParticleEnv,
 )
+from marl_pool.envs.particles.population import NEVER
 from marl_pool.tokens import Tokens, TokenSpec
 
 MOTION = 4
@@ -39,7 +40,9 @@ class SpeakingEnv(ParticleEnv):
     mpe2, or sets 5 + C numbers in [0, 1], movement first. A discrete message is
     one-hot. All messages are zero at the start of an episode.
 
-    Agents start at rest, uniformly in [-1, 1] along each axis; so do the landmarks.
+    Agents start at rest, uniformly in [-1, 1] along each axis; so do the landmarks. One
+    that arrives is no goal and has no identity, and a goal does not leave, whatever
+    ``env.departures`` says.
 
     Args:
         marks: number of further features of a token, by group.
@@ -89,8 +92,9 @@ class SpeakingEnv(ParticleEnv):
             num_envs, num_goals, dtype=torch.int64, device=self.device
         )
         self.words = self._constant(torch.zeros(num_envs, count, num_words))
-        sides = [1.0 if kind.acceleration else half_side for kind in self.entities]
-        self._half_sides = self._constant(sides)[:, None]
+        self._half_side = half_side
+        self.num_landmarks = sum(k.count for k in entities if k.kind == "landmark")
+        self._identities = self._constant(torch.eye(self.num_landmarks))
         self._shown = {}
         if speaker and speaker not in moving:
             self._add_speaker(speaker, speakers)
@@ -126,7 +130,17 @@ class SpeakingEnv(ParticleEnv):
         self.groups[name] = AgentGroup(len(order), spec, self._space(name))
 
     def mark(self, group: str, features: Tensor) -> None:
-        """Fill in the last of the features ``(num_envs, agents, N, 4 + marks)``."""
+        """Fill in the last of the features ``(num_envs, agents, N, 4 + marks)``.
+
+        By default that is whether a landmark, which follow self, is the goal.
+        """
+        landmarks = slice(1, 1 + self.num_landmarks)
+        features[:, :, landmarks, MOTION:] = self._identities[self.goal][..., None]
+
+    def goal_distances(self, kind: str) -> Tensor:
+        """Return the distances ``(num_envs, n)`` of a kind to the one goal."""
+        away = self._positions[kind] - self.goal_places()
+        return torch.hypot(away[..., 0], away[..., 1])
 
     def goal_places(self) -> Tensor:
         """Return the positions of the goals, ``(num_envs, num_goals, 2)``."""
@@ -173,16 +187,25 @@ class SpeakingEnv(ParticleEnv):
         return marks
 
     @override
+    def _place_rows(self, rows: Tensor) -> None:
+        super()._place_rows(rows)
+        if self.lives is not None and self.num_goals:
+            ends = self.lives[rows, self._slices["landmark"], 1]
+            ends = ends.scatter(1, self.goal[rows], NEVER)
+            self.lives[rows, self._slices["landmark"], 1] = ends
+
+    @override
     def place(self, rows: Tensor, keys: Tensor) -> None:
         count = len(self.entities)
         uniform = self.sample_uniform(keys, 2 * count + self.num_goals)
         square, choice = uniform.split((2 * count, self.num_goals), 1)
-        self.state[rows, :, :2] = self._half_sides * (
+        sides = [1.0 if k.acceleration else self._half_side for k in self.entities]
+        self.state[rows, :, :2] = self._constant(sides)[:, None] * (
             2 * square.view(len(rows), count, 2) - 1
         )
         self.state[rows, :, 2:] = 0
         if self.num_goals:
-            number = self._positions["landmark"].shape[1]
+            number = self.num_landmarks
             self.goal[rows] = choice.mul(number).long().clamp_(max=number - 1)
         self.words[rows] = 0
 

@@ -61,13 +61,20 @@ class ListenerHeuristic(ForceHeuristic):
         # The type whose token has the message.
         self.speaker = names.index("speaker" if "speaker" in names else "agent")
 
+    def count(self, tokens: Tokens) -> int:
+        """Return the width of a landmark's identity, which the message follows.
+
+        It is the number of landmarks with one; those that arrive have none.
+        """
+        has_marks = (tokens.features[..., MOTION:] != 0).any(-1)
+        return int(((tokens.types == self.landmark) & has_marks).sum(-1).max())
+
     @override
     def force(self, tokens: Tokens) -> Tensor:
         is_landmark = (tokens.types == self.landmark) & ~tokens.padding
         is_speaker = (tokens.types == self.speaker) & ~tokens.padding
         marks = tokens.features[..., MOTION:]
-        # A landmark's identity is as wide as there are landmarks; the message follows.
-        count = int((tokens.types == self.landmark).sum(-1).max())
+        count = self.count(tokens)
         heard = torch.where(is_speaker[..., None], marks[..., count:], 0.0).sum(-2)
         size = max(heard.shape[-1], count)
         word = one_hot(heard.argmax(-1), size).to(marks.dtype)[..., :count]
@@ -83,8 +90,7 @@ class ReferenceHeuristic(ListenerHeuristic):
     @override
     def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         force = self.force(tokens)
-        move = self.steering.toward(force)
-        count = int((tokens.types == self.landmark).sum(-1).max())
+        move, count = self.steering.toward(force), self.count(tokens)
         marks = tokens.features[..., 0, MOTION:]
         goal = marks[..., :count]
         if self.steering.continuous:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -17,6 +17,7 @@ from marl_pool.envs.pettingzoo.env_copy import (
     ParallelStep,
     build_env,
 )
+from marl_pool.envs.pettingzoo.states import StateTokens, check_state_tokens
 from marl_pool.envs.pettingzoo.teams import StepArrays, make_teams
 from marl_pool.envs.pettingzoo.views import (
     Channels,
@@ -28,7 +29,7 @@ from marl_pool.envs.pettingzoo.views import (
     Presence,
     ViewMaker,
 )
-from marl_pool.envs.pettingzoo.workers import EnvWorkers
+from marl_pool.envs.pettingzoo.workers import EnvWorkers, RemoteSimulator
 from marl_pool.envs.simulation import ActionLog, ReplayedEnv, Simulator, reset_seeds
 from marl_pool.observations.masks import MASK
 from marl_pool.observations.view import with_action_mask
@@ -38,7 +39,7 @@ from marl_pool.options.types import (
     Processes,
     Size,
 )
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 
@@ -105,6 +106,16 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     episode. This is exact if the environment is deterministic given the seed; otherwise
     `load_state_dict` warns.
 
+    *State.* ``critic=state`` reads ``env.state()``, which is asked for then only. Where
+    that is the observations of all agents, one after the other, as in mpe2, the state
+    is a set with a token for each agent: its observation, filled with zeros to the
+    longest one, with the type self for the agent whose value is estimated, and its
+    group's name for another one. Any other state becomes what an observation of the
+    environment's ``state_space`` does, or, without one, an array of that shape; the
+    tokens are then the same for all agents. ``env.state_tokens`` has the options of
+    these tokens: ``{slices: {ball: [0, 4], players: {start: 4, count: 5, features:
+    3}}}``.
+
     *Pictures* are the environment's own, with ``render_mode="rgb_array"``. They show no
     attention, because the positions of tokens in them are unknown.
 
@@ -142,6 +153,8 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         max_tokens: number of slots that tokens are padded to; a Sequence needs it.
         drop: which elements of a longer Sequence are no tokens, the ``last`` or the
             ``farthest`` by their ``positions``; None to refuse it.
+        state_tokens: options of the tokens of ``env.state()``: any of observations, and
+            ``tokenizer``; None for those that fit.
         max_steps: steps until truncation, unless the environment ends earlier.
         workers: processes that step the environments, at most one for each of them; 1
             for none besides this process. Results are the same, to the bit.
@@ -173,12 +186,14 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         positions: Indices | dict[str, Indices] | None = None,
         max_tokens: Size | dict[str, MaxTokens] | None = None,
         drop: Drop | dict[str, Drop] | None = None,
+        state_tokens: dict[str, Any] | None = None,
         max_steps: Episodes = 1000,
         workers: Processes = 1,
         **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(num_envs, build=self._build, max_steps=max_steps, **common)
         self.module, self.options = module, dict(options or {})
+        self._state_options = check_state_tokens(state_tokens)
         # The first environment has the spaces; the others are built at their reset.
         simulator = self._build()
         self._teams = make_teams(simulator.env, groups)
@@ -272,6 +287,32 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             padding = tokens.padding | ~active[name][..., None]
             observations[name] = tokens._replace(padding=padding)
         return observations
+
+    @cached_property
+    def _state_tokens(self) -> StateTokens:
+        return StateTokens(
+            *(self._build(), self._teams, self._state_options),
+            *(self.device, self._number),
+        )
+
+    @property
+    @override
+    def state_specs(self) -> dict[str, TokenSpec]:
+        return self._state_tokens.specs
+
+    @override
+    def observe_state(self) -> dict[str, Tokens]:
+        steps = self._finished([self._state_of(row) for row in range(self.num_envs)])
+        return self._state_tokens.read([step.state for step in steps], self.alive)
+
+    def _state_of(self, row: int) -> ParallelStep:
+        cursor = self._cursors[row]
+        assert cursor is not None, "state before reset"
+        if not cursor.in_sync:
+            self._replay(row, cursor.prefix())
+        simulator = self._cursors[row].simulator.inner  # type: ignore[union-attr]
+        assert isinstance(simulator, ParallelSimulator | RemoteSimulator)
+        return simulator.state()
 
     @override
     def at_limit(self) -> Tensor:

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,6 +47,8 @@ EXTRA_OF = {"mpe2": "mpe"} | dict.fromkeys(
 """By module of a third party: the extra that installs it."""
 
 
+UNDEFINED_STATES = (ParallelEnv.state, AECEnv.state)
+"""PettingZoo's own, which raise `NotImplementedError`."""
 LOCAL_FACTORIES: dict[str, Factory] = {}
 """Functions of this process that make environments, by their names in options."""
 
@@ -191,6 +194,8 @@ class ParallelStep(NamedTuple):
     """Action masks in the infos of the agents that are observed."""
     place: int = -1
     """Of a step in another process: where it wrote observations, rewards and masks."""
+    state: Any = None
+    """What ``env.state()`` returned, where that was asked for."""
 
 
 class ParallelSimulator(Simulator[ParallelStep]):
@@ -235,6 +240,22 @@ class ParallelSimulator(Simulator[ParallelStep]):
             rewards=lives.earned(rewards),
             terminated=not (lives.alive or lives.timed_out),
             truncated=bool(lives.timed_out),
+        )
+
+    def state(self) -> ParallelStep:
+        """Return the environment's state, and nothing else of a step.
+
+        Raises:
+            InputError: the environment does not define it.
+        """
+        cls = type(self.env.unwrapped)
+        method = getattr(cls, "state", None)
+        if callable(method) and method not in UNDEFINED_STATES:
+            with suppress(NotImplementedError):
+                return ParallelStep(state=self.env.state())
+        raise InputError(
+            f"env.module: expected an environment that defines state(), got "
+            f"{cls.__name__}, which does not"
         )
 
     def _step(

@@ -53,6 +53,11 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
         self.number = 0
         """Steps taken in the episode."""
 
+    @property
+    def unwrapped(self) -> Any:
+        """The environment below all wrappers."""
+        return self.env.unwrapped
+
     @override
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return self._spaces[self.possible_agents.index(agent)][0]
@@ -99,6 +104,10 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
     @override
     def close(self) -> None:
         self.env.close()
+
+    @override
+    def state(self) -> Any:
+        return self.unwrapped.state()
 
     def _by_agent(self, observation: Any) -> ByAgent:
         agents = self.possible_agents

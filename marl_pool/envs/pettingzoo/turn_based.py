@@ -89,6 +89,10 @@ class AECAgents(ParallelEnv[Any, Any, Any]):
     def close(self) -> None:
         self.env.close()
 
+    @override
+    def state(self) -> Any:
+        return self.env.state()
+
     def _listed(self) -> list[Any]:
         """Return the agents of the episode; what is wrong with them, `Lives` says."""
         agents = getattr(self.env, "agents", None)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from marl_pool.envs.pettingzoo.env_copy import ParallelStep
+from marl_pool.envs.pettingzoo.env_copy import ParallelSimulator, ParallelStep
 from marl_pool.envs.pettingzoo.teams import StepArrays
 from marl_pool.envs.simulation import Simulator
 from marl_pool.utils.errors import InputError, RemoteError, described
@@ -51,6 +51,8 @@ class Command(NamedTuple):
     seed: int | None
     """Seed of a reset before the steps; None to go on."""
     actions: Sequence[np.ndarray]
+    reads_state: bool = False
+    """True to return the state, without a step."""
 
 
 class Reply(NamedTuple):
@@ -229,17 +231,15 @@ class EnvWorkers:
         self._simulators += 1
         return RemoteSimulator(self, process, number)
 
-    def post(
-        self, process: int, number: int, seed: int | None, actions: Sequence[np.ndarray]
-    ) -> ParallelStep:
-        """Take note of steps; `finish` returns the last one of them."""
+    def post(self, process: int, *command: Any) -> ParallelStep:
+        """Take note of a `Command`; `finish` returns the last one of its steps."""
         place = sum(map(len, self._commands))
         if place == self.places:
             raise InputError(
                 f"env.workers: expected a selection of at most {self.places // 2} "
                 "environments, the number in the batch, got more"
             )
-        self._commands[process].append(Command(place, number, seed, actions))
+        self._commands[process].append(Command(place, *command))
         return ParallelStep(place=place)
 
     def finish(self, posted: Sequence[ParallelStep]) -> list[ParallelStep]:
@@ -319,6 +319,10 @@ class RemoteSimulator(Simulator[ParallelStep]):
     def replay(self, seed: int, actions: Sequence[np.ndarray]) -> ParallelStep:
         return self.workers.post(self.process, self.number, seed, actions)
 
+    def state(self) -> ParallelStep:
+        """Return what `ParallelSimulator.state` does."""
+        return self.workers.post(self.process, self.number, None, (), True)
+
 
 def _memory(num_bytes: int) -> int:
     """Return the descriptor of a file in memory that has no name."""
@@ -396,6 +400,9 @@ class ServedSimulators:
         while len(self.simulators) <= command.number:
             self.simulators.append(self.env.new_simulator())
         simulator, step = self.simulators[command.number], ParallelStep()
+        if command.reads_state:
+            assert isinstance(simulator, ParallelSimulator)
+            return simulator.state()
         if command.seed is not None:
             step = simulator.replay(command.seed, command.actions)
         else:

@@ -96,6 +96,7 @@ class Pong(BatchedEnv):
     """
 
     simulated = True
+    shows_state = has_token_order = True
     state_names = ("screens", "over", "action_log", "noops")
     patch_grid: PatchGrid
     screens: Tensor

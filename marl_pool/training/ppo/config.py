@@ -12,7 +12,7 @@ from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec, validate_m
 from marl_pool.critics import CRITICS
 from marl_pool.critics.base import Critic
 from marl_pool.envs.base import AgentGroup
-from marl_pool.envs.description import EnvDescription, describe_env
+from marl_pool.envs.description import EnvDescription, describe_env, describe_states
 from marl_pool.options.names import resolve, unknown
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.turns import steps_of_agent
@@ -138,7 +138,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     env = describe_env(config.env)
     groups = env.groups
     modules = assign_modules(groups, config.modules, config.fixed or ())
-    _validate_critic_reads(config, env)
+    states = _read_states(config, env)
     fixed = load_fixed(
         config.fixed,
         groups,
@@ -212,7 +212,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
             agent.rpartition("_")[0]
         ],
     )
-    result.rl_module(rl_module_spec=_module_spec(config, env, modules))
+    result.rl_module(rl_module_spec=_module_spec(config, env, states, modules))
     _set_ppo(result, config, batch=steps // max(1, resources.num_learners))
     # RLlib gets no seed: it would import 1.5 s of modules only to set it.
     result.debugging(log_level="ERROR")
@@ -244,7 +244,10 @@ def _set_ppo(result: PPOConfig, config: TrainConfig, batch: int) -> None:
 
 
 def _module_spec(
-    config: TrainConfig, env: EnvDescription, modules: Mapping[str, str]
+    config: TrainConfig,
+    env: EnvDescription,
+    states: Mapping[str, TokenSpec],
+    modules: Mapping[str, str],
 ) -> MultiRLModuleSpec:
     specs, groups = {}, env.groups
     for name, module in modules.items():
@@ -281,7 +284,7 @@ def _module_spec(
         model_config = {
             POLICY: options,
             VALUE_NORM: config.ppo.value_norm,
-            **_critic_config(config, env, modules, module),
+            **_critic_config(config, env, states, modules, module),
         }
         _validate_critic(model_config, policy, group)
         # Each process builds its own copy of the module from this description.
@@ -295,7 +298,11 @@ def _module_spec(
 
 
 def _critic_config(
-    config: TrainConfig, env: EnvDescription, modules: Mapping[str, str], module: str
+    config: TrainConfig,
+    env: EnvDescription,
+    state_specs: Mapping[str, TokenSpec],
+    modules: Mapping[str, str],
+    module: str,
 ) -> dict[str, Any]:
     """Describe the critic of a module in plain values.
 
@@ -303,8 +310,8 @@ def _critic_config(
         InputError: groups of one module whose states differ.
     """
     members = [name for name, policy in modules.items() if policy == module]
-    states = [env.state_specs.get(name) for name in members]
-    if config.critic.name == "state" and states.count(states[0]) < len(states):
+    states = [state_specs.get(name) for name in members]
+    if states.count(states[0]) < len(states):
         raise InputError(
             f"critic: expected states of one form for the groups {sorted(members)} of "
             f"the module {module!r}, got different ones"
@@ -344,24 +351,33 @@ def _validate_critic(
         ) from error
 
 
-def _validate_critic_reads(config: TrainConfig, env: EnvDescription) -> None:
-    """Reject a critic for which the environment or the policy lacks something."""
+def _read_states(config: TrainConfig, env: EnvDescription) -> Mapping[str, TokenSpec]:
+    """Return the form of the states by group, if the critic reads states.
+
+    Raises:
+        InputError: a critic for which the environment lacks something.
+    """
     name = config.critic.name
-    if name == "own":
-        return
     critic_class: type[Critic] = resolve(name, CRITICS, "critic", Critic)
     reads = critic_class.reads
     if reads == "state":
+        alternatives = "choose critic=own or critic=set"
+        try:
+            states = describe_states(config.env)
+        except InputError as error:
+            raise InputError(f"critic={name}: {error}; {alternatives}") from error
         learning = [group for group in env.groups if group not in (config.fixed or ())]
-        missing = [group for group in learning if group not in env.state_specs]
+        missing = [group for group in learning if group not in states]
         if missing:
             raise InputError(
                 f"critic={name}: expected an environment with observe_state and "
                 f"state_specs of {', '.join(missing)}, got env={config.env.name}, "
-                "which has none; choose critic=own or critic=set"
+                f"which has none; {alternatives}"
             )
-    elif reads == "team" and env.turn_based:
+        return states
+    if reads == "team" and env.turn_based:
         raise InputError(
             f"critic={name}: expected an environment in which all agents act together, "
             f"got env={config.env.name}, which is played in turns; choose critic=own"
         )
+    return {}

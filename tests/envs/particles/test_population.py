@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.tables import yaml_cases
-from marl_pool.envs import make_batched_env, make_env
+from marl_pool.envs import make_batched_env, make_env, make_heuristic
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.checks import check_env
+from marl_pool.envs.particles.physics import ParticleEnv
 from marl_pool.envs.particles.population import NEVER, PLACES, between
 from marl_pool.envs.particles.simple_spread import SimpleSpread
 from marl_pool.evaluation.cases import play
@@ -29,6 +30,13 @@ GOING: Rules = [
     {"type": "landmark", "count": [1, 2], "step": [2, 8]},
     {"count": 1, "step": 6},
     {"count": 1, "step": 7},
+]
+LANDMARKS: Rules = [
+    {"type": "landmark", "step": 3},
+    {"type": "landmark", "count": 2, "step": 4},
+]
+MPEV2 = [
+    f"mpev2_{task}" for task in ("spread", "tag", "guard", "adversary", "repel", "hunt")
 ]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "spread": ("simple_spread", {"arrivals": COMING, "departures": GOING}),
@@ -60,6 +68,63 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "departures": [{"type": "prey", "count": 2, "step": [1, 9]}],
         },
     ),
+    "adversary": (
+        "simple_adversary",
+        {
+            "num_agents": 3,
+            "arrivals": [
+                *({"step": [2, 5], "count": 2}, {"type": "adversary", "step": 3}),
+                {"type": "landmark", "step": 2},
+            ],
+            "departures": [
+                {"step": [2, 8], "count": 2},
+                {"type": "landmark", "count": 2, "step": 4},
+            ],
+        },
+    ),
+    "push": (
+        "simple_push",
+        {
+            "arrivals": [{"step": 2, "count": 2}, {"type": "adversary", "step": 3}],
+            "departures": [{"type": "landmark", "step": 4}],
+        },
+    ),
+    "world_comm": (
+        "simple_world_comm",
+        {
+            "arrivals": [
+                {"type": kind, "step": [2, 5]}
+                for kind in ("agent", "adversary", "food", "forest", "obstacle")
+            ],
+            "departures": [
+                {"type": kind, "step": 4}
+                for kind in ("agent", "adversary", "food", "forest")
+            ],
+        },
+    ),
+    **{
+        name: (name, {"arrivals": LANDMARKS[:1], "departures": LANDMARKS[1:]})
+        for name in ("simple_reference", "simple_speaker_listener")
+    },
+    **{
+        name: (
+            name,
+            {
+                "arrivals": [{"step": [2, 5], "count": 2}],
+                "departures": [{"step": [2, 5], "count": 2}],
+            },
+        )
+        for name in MPEV2
+    },
+    "all that may leave": (
+        "mpev2_adversary",
+        {
+            "departures": [
+                {"type": kind, "step": 1}
+                for kind in ("agent", "adversary", "target", "decoy")
+            ]
+        },
+    ),
 }
 
 
@@ -71,8 +136,17 @@ def spread(num_envs: int, **options: Any) -> SimpleSpread:
 
 
 def rest(env: BatchedEnv) -> dict[str, torch.Tensor]:
-    shape = env.num_envs, env.groups["agent"].num_agents
-    return {"agent": torch.zeros(shape, dtype=torch.int64)}
+    return {
+        name: torch.zeros(env.num_envs, group.num_agents, dtype=torch.int64)
+        for name, group in env.groups.items()
+    }
+
+
+def particles(name: str, num_envs: int, **options: Any) -> ParticleEnv:
+    env = make_batched_env(name, num_envs, dtype=torch.float64, **options)
+    assert isinstance(env, ParticleEnv)
+    env.reset()
+    return env
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -292,3 +366,212 @@ def test_all_that_do_not_matter_may_leave():
         InputError, match="at most 28 of 28 of type 'noise' to leave, got"
     ):
         make_batched_env("simple_centroid", 2, departures=rules + rules)
+
+
+FEWER = {
+    "simple_adversary": {"agent": 3, "landmark": 3},
+    "simple_push": {"agent": 1, "landmark": 3, "adversary": 1},
+    "simple_world_comm": {"agent": 2, "adversary": 3, "food": 2, "forest": 2},
+}
+OPTIONS = {
+    "simple_adversary": {"agent": "num_agents", "landmark": "num_landmarks"},
+    "simple_push": {"landmark": "num_landmarks"},
+    "simple_world_comm": {
+        "agent": "num_agents",
+        "adversary": "num_adversaries",
+        "food": "num_food",
+        "forest": "num_forests",
+    },
+}
+
+
+def play_both(env: ParticleEnv, small: ParticleEnv, where: torch.Tensor) -> None:
+    """Compare a step of two environments, of which one has entities more.
+
+    ``where`` are the entities of the large one that the small one has.
+    """
+    small.state.copy_(env.state[:, where])
+    rng = np.random.default_rng(0)
+    present = {
+        name: where[(places.start <= where) & (where < places.stop)] - places.start
+        for name, places in env._slices.items()
+    }
+    choices = {
+        name: torch.from_numpy(rng.integers(0, 5, (env.num_envs, group.num_agents)))
+        for name, group in env.groups.items()
+    }
+    fewer = {name: choices[name][:, present[name]] for name in small.groups}
+    large = env.observe()
+    for name, tokens in small.observe().items():
+        for number, agent in enumerate(present[name].tolist()):
+            visible = ~large[name].padding[:, agent]
+            features = large[name].features[:, agent][visible]
+            assert torch.equal(features, tokens.features[:, number].flatten(0, 1))
+    rewards = env.step(choices).rewards
+    for name, expected in small.step(fewer).rewards.items():
+        reward = rewards[name]
+        assert reward.isfinite().all()
+        torch.testing.assert_close(reward[:, present[name]], expected)
+        gone = torch.ones(reward.shape[1], dtype=torch.bool)
+        gone[present[name]] = False
+        assert (reward[:, gone] == 0).all()
+    torch.testing.assert_close(env.state[:, where], small.state)
+
+
+@pytest.mark.parametrize("name", FEWER)
+def test_those_that_are_absent_are_as_if_they_were_not(name):
+    kinds = FEWER[name]
+    numbers = {option: kinds[kind] for kind, option in OPTIONS[name].items()}
+    rules: Rules = [{"type": kind, "step": 9} for kind in kinds]
+    env = particles(name, 4, arrivals=rules, **numbers)
+    small = particles(name, 4, **numbers)
+    for part in set(small.state_names) - {"state"}:
+        assert torch.equal(getattr(small, part), getattr(env, part))
+    where = env.present[0].nonzero()[:, 0]
+    assert len(where) == len(small.entities)
+    for _ in range(3):
+        play_both(env, small, where)
+
+
+@pytest.mark.parametrize("name", ["simple_adversary", "simple_world_comm"])
+def test_those_that_have_left_are_as_if_they_were_not(name):
+    kinds = FEWER[name]
+    numbers = {option: kinds[kind] for kind, option in OPTIONS[name].items()}
+    rules: Rules = [{"type": kind, "step": 1} for kind in kinds]
+    for seed in range(4):
+        env = particles(name, 1, departures=rules, seed=seed, **numbers)
+        env.step(rest(env))
+        where = env.present[0].nonzero()[:, 0]
+        small = particles(name, 1, **{k: n - 1 for k, n in numbers.items()})
+        if len(where) > len(small.entities):  # the landmark that would leave is a goal
+            small = particles(name, 1, num_agents=2, num_landmarks=3)
+        if hasattr(env, "goal") and env.num_goals:
+            first = env._slices["landmark"].start
+            goal = (where == first + env.goal[0]).nonzero()[:, 0]
+            small.goal[0] = goal - small._slices["landmark"].start
+        small.words.copy_(env.words)
+        for _ in range(2):
+            play_both(env, small, where)
+
+
+@pytest.mark.parametrize(
+    "name", ["simple_reference", "simple_speaker_listener", "simple_adversary"]
+)
+def test_a_goal_stays(name):
+    options = {"num_landmarks": 3, "departures": LANDMARKS[1:]}
+    env = particles(name, 200, max_steps=9, **options)
+    places = env.goal_places().clone()
+    for _ in range(6):
+        env.step(rest(env))
+    landmarks = env.present[:, env._slices["landmark"]]
+    assert landmarks.gather(1, env.goal).all()
+    assert torch.equal(env.goal_places(), places)
+    # Two of three leave, but for those that are goals.
+    assert (landmarks.sum(1) == 1).any()
+    assert (landmarks.sum(1) >= 1).all()
+
+
+def test_landmarks_that_arrive_have_no_identity():
+    for name in ("simple_reference", "simple_speaker_listener"):
+        env = particles(name, 3, arrivals=[{"type": "landmark", "step": 1}])
+        env.step(rest(env))
+        group = "agent" if name == "simple_reference" else "listener"
+        tokens = env.observe()[group]
+        is_landmark = tokens.types == env.type_names.index("landmark")
+        marks = tokens.features[..., 4:7][is_landmark].view(-1, 4, 3)
+        expected = torch.cat((torch.eye(3), torch.zeros(1, 3))).double()
+        assert torch.equal(marks, expected.expand_as(marks))
+        assert (env.goal < 3).all()
+
+
+@pytest.mark.parametrize("name", MPEV2)
+def test_rules_come_beside_the_tasks_own_arrivals(name):
+    options = {"max_steps": 40, "seed": 3}
+    plain = particles(name, 100, **options)
+    rules: Rules = [{"count": 2, "step": [5, 9]}]
+    env = particles(name, 100, arrivals=rules, **options)
+    agents = plain._slices["agent"].stop
+    slots = [i for i in range(len(env.entities)) if not agents <= i < agents + 2]
+    torch.testing.assert_close(env.state[:, slots], plain.state)
+    assert torch.equal(env.lives[:, slots], plain.lives)
+    begins = env.lives[:, agents : agents + 2, 0]
+    assert begins.unique().tolist() == [5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("name", MPEV2)
+def test_of_those_that_are_there_the_first_stays(name):
+    env = particles(name, 200, max_steps=40, departures=[{"count": 2, "step": [1, 5]}])
+    started = (env.lives[..., 0] == 0)[:, env._slices["agent"]].sum(1)
+    leavers = ((env.lives[..., 1] < NEVER) & (env.lives[..., 0] == 0)).sum(1)
+    assert torch.equal(leavers, (started - 1).clamp(max=2))
+    assert started.unique().tolist() == [1, 2, 3]
+    late = env.lives[..., 0] > 0
+    assert (env.lives[..., 1][late & (env.lives[..., 0] < NEVER)] == NEVER).all()
+    for _ in range(8):
+        rewards = env.step(rest(env)).rewards["agent"]
+        assert rewards.isfinite().all()
+        assert env.active["agent"][:, 0].all()
+
+
+def test_a_target_that_has_left_has_no_goal():
+    rule = {"type": "target", "step": 5}
+    env = particles("mpev2_guard", 50, departures=[rule])
+    targets = env._slices["target"]
+    for step in range(8):
+        env.step(rest(env))
+        first = env.state[:, targets.start, None, :2]
+        marked = (env.goals() != first).any(-1)
+        assert not (marked & ~env.present[:, targets]).any()
+        assert (marked.sum(1) == 2).any() == (step < 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "message"),
+    [
+        (
+            "simple_speaker_listener",
+            {"step": 3},
+            "expected landmark, since the task fixes the number of type 'listener', "
+            "got null",
+        ),
+        ("simple_speaker_listener", {"step": 3, "type": "speaker"}, "got 'speaker'"),
+        ("simple_reference", {"step": 3}, "the number of type 'agent', got null"),
+        (
+            "simple_world_comm",
+            {"step": 3, "type": "leadadversary"},
+            "expected adversary or agent or obstacle or food or forest, since",
+        ),
+    ],
+)
+def test_a_role_that_is_alone_neither_comes_nor_goes(name, rule, message):
+    for option in ("arrivals", "departures"):
+        with pytest.raises(InputError, match=message) as caught:
+            make_batched_env(name, 1, **{option: [rule]})
+        assert str(caught.value).startswith(f"env.{option}[0].type: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "message"),
+    [
+        ("simple_push", {"step": 3}, "at most 0 of 1 of type 'agent' to leave"),
+        ("mpev2_hunt", {"step": 3, "count": 3}, "at most 2 of 3 of type 'agent'"),
+        ("mpev2_hunt", {"step": 3, "type": "target"}, "unknown type 'target'"),
+    ],
+)
+def test_departures_that_leave_nobody_are_refused(name, rule, message):
+    with pytest.raises(InputError, match=message):
+        make_batched_env(name, 1, departures=[rule])
+
+
+def test_listeners_understand_with_a_landmark_more():
+    env = particles(
+        "simple_speaker_listener", 32, arrivals=[{"type": "landmark", "step": 3}]
+    )
+    speaker, listener = (
+        make_heuristic("simple_speaker_listener", env.groups[name], role=name)
+        for name in ("speaker", "listener")
+    )
+    policies = {"speaker": speaker, "listener": listener}
+    Rollout(env, policies).episodes()
+    gap = (env._positions["listener"] - env.goal_places()).norm(dim=-1)
+    assert gap.max() < 0.2

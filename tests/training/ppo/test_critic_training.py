@@ -40,6 +40,7 @@ TOY = [
     *("checkpoint.every=1", "threads=1"),
 ]
 SPREAD = ("env=simple_spread", "env.max_steps=3")
+SPREAD_V3 = "env.module=mpe2.simple_spread_v3"
 
 
 def config_of(*overrides: str) -> dict:
@@ -156,6 +157,32 @@ def test_a_resumed_run_continues_exactly_and_saves_no_critic(tmp_path, options):
     assert names.keys() == weights_of(reference.policy_path("last")).keys()
 
 
+@pytest.mark.parametrize(
+    "env",
+    [
+        *("cartpole", "xor", f"pettingzoo {SPREAD_V3}"),
+        *(
+            pytest.param(env, marks=pytest.mark.slow)
+            for env in (
+                *("pong", "car_racing", "ant", "ant_bullet", "boxworld"),
+                *("simple_reference", "mpev2_hunt"),
+                f"pettingzoo {SPREAD_V3} env.workers=2",
+            )
+        ),
+    ],
+)
+def test_three_iterations_with_a_critic_of_the_state(tmp_path, env):
+    name, *options = env.split()
+    config = config_of(
+        *(f"env={name}", "env.max_steps=30", *options, "critic=state"),
+        *("ppo.num_envs=2", "ppo.batch_size=24", "total_steps=72"),
+    )
+    run = run_of(tmp_path / "run", config)
+    weights = weights_of(run.policy_path("last"))
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+    assert not [key for key in weights if "critic" in key]
+
+
 def test_episodes_of_teams_hold_the_rows_of_a_local_learner():
     parts, _ = fragment()
     part = parts["hen"]._replace(critic_tokens=parts["hen"].tokens)
@@ -191,10 +218,32 @@ ATTENTION_NEURON = ("encoder=identity", "pooling=attention_neuron")
     ("options", "message"),
     [
         (
-            ["env=cartpole", "critic=state", *ATTENTION_NEURON],
+            [FARM, "critic=state"],
             "critic=state: expected an environment with observe_state and state_specs "
-            "of agent, got env=cartpole, which has none; choose critic=own or "
-            "critic=set",
+            "of fox, hen, got env=helpers.farm:MortalHens, which has none; choose "
+            "critic=own or critic=set",
+        ),
+        (
+            ["env=pettingzoo", "env.module=gymnasium:CartPole-v1", "critic=state"],
+            "critic=state: env.module: expected an environment that defines state(), "
+            "got CartPoleEnv, which does not; choose critic=own or critic=set",
+        ),
+        (
+            [
+                SPREAD_V3,
+                "env=pettingzoo",
+                "critic=state",
+                "env.state_tokens={slice: {}}",
+            ],
+            "env.state_tokens.slice: unknown key 'slice'",
+        ),
+        (
+            [
+                *(SPREAD_V3, "env=pettingzoo", "critic=state"),
+                "env.state_tokens={slices: {all: [0, 55]}}",
+            ],
+            "critic=state: env.state_tokens.slices.all: expected a range within the 54 "
+            "numbers of the observation, got 0 to 55; choose critic=own or critic=set",
         ),
         (
             ["env=cartpole", "critic=set", *ATTENTION_NEURON],
