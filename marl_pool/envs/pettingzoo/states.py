@@ -84,7 +84,7 @@ class StateTokens:
 
         def view_of_vector(space: spaces.Box | spaces.MultiBinary) -> TokenView:
             observer = self._observer((space.shape or ())[0])
-            tokenizer = make_tokenizer(name, observer)
+            tokenizer = make_tokenizer(name, observer, f"{KEY}.tokenizer")
             return TokenizedView(space, tokenizer, name, self.number)
 
         return make_view(

@@ -28,13 +28,16 @@ def fitting(module: str) -> str:
     return FITTING.get(module.partition(":")[0], "features")
 
 
-def make_tokenizer(name: str, observer: "Observer") -> "Tokenizer":
+def make_tokenizer(
+    name: str, observer: "Observer", kind: str = "env.tokenizer"
+) -> "Tokenizer":
     """Build the tokenizer of `TOKENIZERS`, or of a ``package.module:Class``.
+
+    ``kind`` is the option that names it, for errors.
 
     Raises:
         InputError: an unknown name, or observations that it cannot convert.
     """
     from marl_pool.envs.tokenizers.base import Tokenizer
 
-    kind = "env.tokenizer"
     return build(name, TOKENIZERS, kind, Tokenizer, {}, {"observer": observer})

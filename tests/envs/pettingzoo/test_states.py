@@ -196,7 +196,7 @@ def test_workers_selections_and_replays_show_the_same_states():
             {"patch": 3},
             "env.state_tokens.patch: expected null, since the obs",
         ),
-        ("vector", {"tokenizer": "featurs"}, "unknown env.tokenizer 'featurs'"),
+        ("vector", {"tokenizer": "featurs"}, "unknown env.state_tokens.tokenizer"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(form, options, message):
