@@ -41,6 +41,7 @@ ENVS = Registry(
         "boxworld": "marl_pool.envs.boxworld.env:BoxWorld",
         "car_racing": "marl_pool.envs.car_racing.env:CarRacing",
         "cartpole": "marl_pool.envs.cartpole.env:CartPole",
+        "lbforaging": "marl_pool.envs.foraging.env:LevelBasedForaging",
         "mpev2_adversary": "marl_pool.envs.particles.mpev2:Adversary",
         "mpev2_guard": "marl_pool.envs.particles.mpev2:Guard",
         "mpev2_hunt": "marl_pool.envs.particles.mpev2:Hunt",
@@ -75,6 +76,7 @@ SPEAKING = "marl_pool.envs.particles.speaking_heuristics"
 HEURISTICS: dict[str, str | dict[str, str]] = {
     "boxworld": "marl_pool.envs.boxworld.solver:BoxWorldHeuristic",
     "cartpole": "marl_pool.envs.cartpole.heuristic:CartPoleHeuristic",
+    "lbforaging": "marl_pool.envs.foraging.heuristic:ForagingHeuristic",
     "mpev2_adversary": "marl_pool.envs.particles.mpev2_scripts:AdversaryScript",
     "mpev2_guard": "marl_pool.envs.particles.mpev2_scripts:GuardScript",
     "mpev2_hunt": "marl_pool.envs.particles.mpev2_scripts:HuntScript",
