@@ -25,7 +25,7 @@ from marl_pool.policies.actions import (
     sample,
 )
 from marl_pool.policies.base import Decision, SpecifiedPolicy, State
-from marl_pool.policies.selection import selectable, type_numbers
+from marl_pool.policies.selection import SelectedTokens
 from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
@@ -176,10 +176,10 @@ class TokenPolicy(SpecifiedPolicy):
         # The heads, with separate random numbers.
         dim, num_outputs = self.network.dim_out, self.actions.num_logits
         self.key: nn.Linear | None = None
-        self.selected_types: tuple[int, ...] = ()
+        self.selection: SelectedTokens | None = None
         if action == "select":
             self._validate_selection(token_dropout)
-            self.selected_types = type_numbers(spec, self.actions)
+            self.selection = SelectedTokens(spec, self.actions)
             key_dim = self.network.pooling.dim
             num_outputs = self.actions.num_fixed + key_dim
             with seeded(seed, "key"):
@@ -282,9 +282,9 @@ class TokenPolicy(SpecifiedPolicy):
 
     def options(self, tokens: Tokens) -> Tensor | None:
         """Return which options may be chosen, ``(*B, L)`` bool; None if all may."""
-        if self.key is None:
+        if self.selection is None:
             return tokens.action_mask
-        return selectable(tokens, self.selected_types, self.actions.num_fixed)
+        return self.selection.options(tokens)
 
     @override
     def mismatch(
