@@ -69,7 +69,8 @@ class SelectedTokens:
             return options
         allowed = options & tokens.action_mask
         rest = torch.cat([fixed, torch.zeros_like(present)], -1)
-        return torch.where(allowed.any(-1, keepdim=True), allowed, rest)
+        # ONNX has no `where` of bools.
+        return allowed | (rest & ~allowed.any(-1, keepdim=True))
 
     def perceive(self, seen: Tokens, origin: Tensor) -> Tokens:
         """Return perceived tokens with the action mask of their slots.

@@ -197,7 +197,10 @@ class TokenPolicy(SpecifiedPolicy):
         """Raise InputError where tokens cannot be selected."""
         reason = ""
         if not self.actions.selects:
-            reason = f"since no action here selects a token, only {self.actions}"
+            reason = (
+                "where the environment's actions are no Selection of tokens, but "
+                f"{self.actions}"
+            )
         elif self.recurrent:
             head = type(self.network.pooling).__name__
             reason = f"with the recurrent pooling head {head}"
