@@ -290,9 +290,7 @@ class TokenPolicy(SpecifiedPolicy):
         return self.selection.options(tokens)
 
     @override
-    def mismatch(
-        self, spec: TokenSpec, action_space: spaces.Space | ActionSpec
-    ) -> str:
+    def mismatch(self, spec: TokenSpec, action_space: spaces.Space | ActionSpec) -> str:
         actions = ActionSpec.of(action_space)
         if self.key is not None and actions.selects:
             # It selects among any number of tokens.

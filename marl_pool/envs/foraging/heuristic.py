@@ -51,6 +51,8 @@ class ForagingHeuristic(Heuristic):
         row, column = (cells + own_place).unbind(-1)
         order = (row * FAR + column).double() / FAR**2
         fits = is_food & (levels <= strength)
+        if tokens.action_mask is not None:
+            fits = fits & tokens.action_mask[..., self.actions.num_fixed :]
         score = (distance + order).masked_fill(~fits, torch.inf)
         best, slot = score.min(-1)
         logits = best.nan_to_num(posinf=0.0)[..., None].to(features.dtype)

@@ -121,9 +121,7 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
             Columns.VF_PREDS: critic(
                 shown, present, pooled if critic.shares_trunk else None
             ),
-            Columns.ACTION_DIST_INPUTS: mask_logits(
-                logits, self.actor.options(tokens)
-            ),
+            Columns.ACTION_DIST_INPUTS: mask_logits(logits, self.actor.options(tokens)),
         }
 
     def _unroll(self, tokens: Tokens, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
