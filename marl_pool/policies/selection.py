@@ -1,4 +1,4 @@
-"""Which tokens an agent can select, and which entity it has selected."""
+"""Selection of tokens: options of what is perceived, and the entities behind them."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -326,7 +326,7 @@ class TokenPolicy(SpecifiedPolicy):
         if not self.recurrent:
             return None
         pooled, _, _ = self._pool_step(tokens, state)
-        return pooled.unflatten(0, tokens.batch_shape)
+        return pooled_of(pooled).unflatten(0, tokens.batch_shape)
 
     @override
     def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:

@@ -173,10 +173,10 @@ class LevelBasedForaging(BatchedEnv):
     def _tokens(self, sight: int | None) -> Tokens:
         """Return what agents with this sight observe, without a mask."""
         batch = (self.num_envs, self.num_agents)
-        others = self.places[:, self._order]
+        agents = self.places[:, self._order]
         food = self.food_places[:, None].expand(*batch, -1, -1)
         place = self.places[:, :, None]
-        away = torch.cat([others, food], 2) - place
+        away = torch.cat([agents, food], 2) - place
         levels = self.food_levels[:, None].expand(*batch, -1)
         levels = torch.cat([self.levels[:, self._order], levels], 2)
         absent = levels == 0
@@ -226,48 +226,48 @@ class LevelBasedForaging(BatchedEnv):
 
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
-        chosen = actions["agent"]
-        moves = self._moves_to_food(chosen) if self.choices == "food" else chosen
-        there = self.food_levels > 0
-        # Move, unless a wall or food is there, or another agent would be.
+        action = actions["agent"]
+        moves = self._moves_to_food(action) if self.choices == "food" else action
+        present = self.food_levels > 0
+        # Move, unless a wall or food is present, or another agent would be.
         target = self.places + self._moves[moves]
         outside = ((target < 0) | (target >= self.size)).any(-1)
         food = self.food_places[:, None]
-        on_food = ((target[:, :, None] == food).all(-1) & there[:, None]).any(-1)
+        on_food = ((target[:, :, None] == food).all(-1) & present[:, None]).any(-1)
         target = torch.where((outside | on_food)[..., None], self.places, target)
         beside = (food - self.places[:, :, None]).abs().sum(-1) == 1
-        loads = beside & there[:, None] & (moves == LOAD)[..., None]
+        loads = beside & present[:, None] & (moves == LOAD)[..., None]
         meeting = (target[:, :, None] == target[:, None]).all(-1).sum(2)
         self.places = torch.where((meeting == 1)[..., None], target, self.places)
         # Load where the agents' levels suffice.
         strength = (loads * self.levels[..., None]).sum(1)
-        taken = loads.any(1) & (strength >= self.food_levels)
+        loaded = loads.any(1) & (strength >= self.food_levels)
         worth = self.levels[..., None] * self.food_levels[:, None]
         whole = (strength * self.food_total[:, None]).clamp(min=1)[:, None]
         reward = worth.to(self.dtype) / whole.to(self.dtype)
-        reward = torch.where(taken[:, None], reward, -self.penalty)
+        reward = torch.where(loaded[:, None], reward, -self.penalty)
         reward = torch.where(loads, reward, 0).sum(2)
-        self.food_levels = self.food_levels.masked_fill(taken, 0)
+        self.food_levels = self.food_levels.masked_fill(loaded, 0)
         return {"agent": reward}, ~(self.food_levels > 0).any(1)
 
     def _moves_to_food(self, choice: Tensor) -> Tensor:
         """Return the moves ``(num_envs, agents)`` to chosen food; see the class."""
         number = choice - 1 - self.num_agents
         index = number.clamp(min=0)
-        chosen = (number >= 0) & (self.food_levels.gather(1, index) > 0)
+        has_goal = (number >= 0) & (self.food_levels.gather(1, index) > 0)
         goals = self.food_places.gather(1, index[..., None].expand(-1, -1, 2))
         absent = (self.food_levels == 0)[..., None]
         food = self.food_places.masked_fill(absent, -2)
         # Agents step around those before them, where these will be.
         places, moves = self.places.clone(), []
         for agent in range(self.num_agents):
-            others = places.clone()
-            others[:, agent] = -2
-            obstacles = torch.cat([food, self.places, others], 1)
+            planned = places.clone()
+            planned[:, agent] = -2
+            obstacles = torch.cat([food, self.places, planned], 1)
             obstacles[:, self.num_food + agent] = -2
             arguments = self.places[:, agent], goals[:, agent], obstacles
             move = step_beside(*arguments, self.size)
-            moves.append(torch.where(chosen[:, agent], move, NONE))
+            moves.append(torch.where(has_goal[:, agent], move, NONE))
             places[:, agent] += self._moves[moves[-1]]
         return torch.stack(moves, 1)
 
@@ -281,13 +281,13 @@ class LevelBasedForaging(BatchedEnv):
         points = self._points(places.cpu().numpy())
         frame = Frame(Projection(self.size / 2, size))
         if weights is not None:
-            shown = [*self._order[agent].tolist(), *range(len(levels), len(points))]
-            frame.attention(points[shown], 0, weights)
+            order = [*self._order[agent].tolist(), *range(len(levels), len(points))]
+            frame.attention(points[order], 0, weights)
         looks = [Disc("agent", GREEN, RADIUS * level**0.5) for level in levels]
         looks += [Disc("food", VERMILION, RADIUS * level**0.5) for level in food]
-        there = [look.radius > 0 for look in looks]
+        visible = [look.radius > 0 for look in looks]
         frame.discs(
-            [look for look in looks if look.radius], points[there], points[there]
+            [look for look in looks if look.radius], points[visible], points[visible]
         )
         frame.legend(
             [Disc("agent", GREEN, 2 * RADIUS), Disc("food", VERMILION, 2 * RADIUS)]

@@ -41,14 +41,14 @@ class ForagingHeuristic(Heuristic):
         is_agent = (types == TYPE_NAMES.index("agent")) & ~padding
         is_food = (types == TYPE_NAMES.index("food")) & ~padding
         # The agent's own token has its place on the grid; all else is relative to it.
-        own_place = (cells * is_self[..., None]).sum(-2, keepdim=True)
+        agent_place = (cells * is_self[..., None]).sum(-2, keepdim=True)
         cells = cells.masked_fill(is_self[..., None], 0)
         team = is_self | is_agent
         levels = features[..., LEVEL].nan_to_num()
         strength = (levels * team).sum(-1, keepdim=True)
         away = (cells[..., :, None, :] - cells[..., None, :, :]).abs().sum(-1)
         distance = (away * team[..., None, :]).sum(-1).double()
-        row, column = (cells + own_place).unbind(-1)
+        row, column = (cells + agent_place).unbind(-1)
         order = (row * FAR + column).double() / FAR**2
         fits = is_food & (levels <= strength)
         if tokens.action_mask is not None:
@@ -61,8 +61,8 @@ class ForagingHeuristic(Heuristic):
             choice = torch.where(has_goal, self.actions.num_fixed + slot, 0)
             return choice, logits
         goals = cells.gather(-2, slot[..., None, None].expand_as(cells))
-        taken = cells.masked_fill(~(is_agent | is_food)[..., None], FAR)
-        obstacles = taken[..., None, :, :]
+        occupied = cells.masked_fill(~(is_agent | is_food)[..., None], FAR)
+        obstacles = occupied[..., None, :, :]
         # Leave the way to agents that come before this one by row and column.
         moves = torch.tensor(((0, 0), *MOVES, (0, 0)), device=cells.device)
         following = cells + moves[step_beside(cells, goals, obstacles)]
@@ -72,6 +72,6 @@ class ForagingHeuristic(Heuristic):
         move = step_beside(
             torch.zeros_like(goals[..., 0, :]),
             goals[..., 0, :],
-            torch.cat([taken, planned], -2),
+            torch.cat([occupied, planned], -2),
         )
         return torch.where(has_goal, move, NONE), logits
