@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from marl_pool.envs.tokenizers.base import SlotTokenizer as SlotTokenizer
     from marl_pool.envs.tokenizers.base import Tokenizer as Tokenizer
     from marl_pool.envs.views import ParallelView
+    from marl_pool.policies.action_spaces import Selection as Selection
     from marl_pool.policies.base import Policy
 
 ENVS = Registry(
@@ -117,6 +118,7 @@ CONTRACT = (
     "marl_pool.envs.tokenizers.base:Observer",
     "marl_pool.envs.tokenizers.base:SlotTokenizer",
     "marl_pool.envs.tokenizers.base:Tokenizer",
+    "marl_pool.policies.action_spaces:Selection",
 )
 """Classes from which custom environments are written."""
 

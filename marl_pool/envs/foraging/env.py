@@ -52,8 +52,9 @@ class LevelBasedForaging(BatchedEnv):
     that was loaded is padding.
 
     ``choices="moves"`` are lbforaging's six actions: none, north, south, west, east,
-    load. Two that would enter one cell both stay; a move into food or a wall, and a
-    load without food beside, are none. With ``choices="food"`` an agent chooses none,
+    load. Those that would enter one cell all stay, but another may enter the cell of
+    one that stayed so; a move into food or a wall, and a load without food beside, are
+    none. With ``choices="food"`` an agent chooses none,
     or a food that it sees: it loads it if it stands beside it, else it takes a step to
     the free cell that is nearest to a free side of the food. Agents step one after the
     other, around each other. This is a `Selection`, for ``policy.action=select``.
