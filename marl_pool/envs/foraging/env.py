@@ -146,8 +146,9 @@ class LevelBasedForaging(BatchedEnv):
         self._crowded = straight | (away.amax(-1) <= 1)
         inner = (self._cells > 0) & (self._cells < size - 1)
         self._fields = inner.all(-1)
-        zeros = torch.zeros(num_envs, num_agents, 2, dtype=torch.int64)
-        self.places = zeros.to(self.device)
+        self.places = torch.zeros(
+            num_envs, num_agents, 2, dtype=torch.int64, device=self.device
+        )
         self.levels = self.places[..., 0].clone()
         self.food_places = self.places.new_zeros(num_envs, num_food, 2)
         self.food_levels = self.places.new_zeros(num_envs, num_food)
@@ -197,8 +198,9 @@ class LevelBasedForaging(BatchedEnv):
     def place(self, rows: Tensor, keys: Tensor) -> None:
         agents, food = self.num_agents, self.num_food
         where, level = uniform(keys, 2 * (agents + food)).chunk(2, 1)
-        free = torch.ones(len(rows), len(self._cells), dtype=torch.bool)
-        free = free.to(self.device)
+        free = torch.ones(
+            len(rows), len(self._cells), dtype=torch.bool, device=self.device
+        )
         cells, highest = [], torch.full_like(rows, self.max_level)
         for number in where[:, :agents].unbind(1):
             cells.append(_sample_cell(free, number))
