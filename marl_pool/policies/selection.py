@@ -68,29 +68,29 @@ class SelectedTokens:
         if tokens.action_mask is None:
             return options
         allowed = options & tokens.action_mask
-        rest = torch.cat([fixed, torch.zeros_like(present)], -1)
+        fixed_only = torch.cat([fixed, torch.zeros_like(present)], -1)
         # ONNX has no `where` of bools.
-        return allowed | (rest & ~allowed.any(-1, keepdim=True))
+        return allowed | (fixed_only & ~allowed.any(-1, keepdim=True))
 
-    def perceive(self, seen: Tokens, origin: Tensor) -> Tokens:
+    def perceive(self, perceived: Tokens, origin: Tensor) -> Tokens:
         """Return perceived tokens with the action mask of their slots.
 
         A token that the environment lacks can be selected: the agent does not know.
 
         Args:
-            seen: M tokens of batch ``(*B,)``, with the environment's mask
+            perceived: M tokens of batch ``(*B,)``, with the environment's mask
                 ``(*B, num_fixed + N)``.
             origin: ``(*B, M)`` int64, the environment's token behind each one, -1 for
                 none.
         """
-        mask, fixed = seen.action_mask, self.actions.num_fixed
+        mask, fixed = perceived.action_mask, self.actions.num_fixed
         assert mask is not None
         by_slot = mask[..., fixed:].gather(-1, origin.clamp(min=0)) | (origin < 0)
         moved = torch.cat([mask[..., :fixed], by_slot], -1)
-        moved_tokens = seen._replace(action_mask=moved)
-        return seen._replace(action_mask=self.options(moved_tokens))
+        moved_tokens = perceived._replace(action_mask=moved)
+        return perceived._replace(action_mask=self.options(moved_tokens))
 
-    def execute(self, choice: Tensor, origin: Tensor, seen: Tokens) -> Tensor:
+    def execute(self, choice: Tensor, origin: Tensor, perceived: Tokens) -> Tensor:
         """Return the environment's options for what agents chose from their perception.
 
         Who selects a token that the environment lacks takes the first fixed option that
@@ -99,12 +99,12 @@ class SelectedTokens:
         Args:
             choice: ``(*B,)`` int64, options of the perceived tokens.
             origin: as in `perceive`.
-            seen: the perceived tokens.
+            perceived: the perceived tokens.
 
         Returns:
             ``(*B,)`` int64.
         """
-        mask, fixed = seen.action_mask, self.actions.num_fixed
+        mask, fixed = perceived.action_mask, self.actions.num_fixed
         slot = (choice - fixed).clamp(min=0)
         source = origin.gather(-1, slot[..., None])[..., 0]
         nothing = torch.zeros_like(choice)

@@ -142,7 +142,7 @@ def test_a_wrapped_view_executes_what_a_rollout_does(name: str) -> None:
     for step in rollout.transitions():
         expected = step.tokens["agent"].at(0)
         parts = {
-            part: np.stack([seen[part] for seen in observations.values()])
+            part: np.stack([tokens[part] for tokens in observations.values()])
             for part in ("features", "types", "padding", "action_mask")
         }
         stacked = {k: torch.from_numpy(np.array(v)) for k, v in parts.items()}
@@ -151,8 +151,8 @@ def test_a_wrapped_view_executes_what_a_rollout_does(name: str) -> None:
         width = stacked["action_mask"].shape[-1]
         mask = expected.action_mask[..., :width]
         assert torch.equal(stacked["action_mask"].bool(), mask)
-        chosen = step.decisions["agent"].action[0]
-        actions = dict(zip(observations, chosen.tolist(), strict=True))
+        choices = step.decisions["agent"].action[0]
+        actions = dict(zip(observations, choices.tolist(), strict=True))
         observations, rewards, *_ = view.step(actions)
         assert list(rewards.values()) == step.step.rewards["agent"][0].tolist()
         assert torch.equal(view.unwrapped.env.places, step.env.places)
@@ -167,7 +167,7 @@ def test_own_turns_tell_where_tokens_come_from() -> None:
     acting = torch.ones(4, 3, dtype=torch.bool)
     state = turns.start(acting, None, None)
     keys = torch.arange(4)
-    seen, state = turns(tokens, state, acting, keys, torch.zeros(4).long())
-    origin = turns.origin(seen, state, tokens.num_tokens)
-    assert origin.shape == seen.types.shape
-    assert torch.equal(take_features(tokens.features, origin), seen.features)
+    perceived, state = turns(tokens, state, acting, keys, torch.zeros(4).long())
+    origin = turns.origin(perceived, state, tokens.num_tokens)
+    assert origin.shape == perceived.types.shape
+    assert torch.equal(take_features(tokens.features, origin), perceived.features)

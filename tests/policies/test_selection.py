@@ -110,9 +110,12 @@ def test_action_masks_forbid_options() -> None:
 
 def test_it_selects_among_any_number_of_tokens() -> None:
     policy, tokens = make(), random_tokens(batch=(16,))
-    more = Tokens(*(torch.cat([part, part[:, 1:]], 1) for part in tokens.parts))
-    assert probabilities(policy, more).shape == (16, FIXED + 2 * SPEC.num_tokens - 1)
-    action = policy.act(more, explore=True).action
+    larger_set = Tokens(*(torch.cat([part, part[:, 1:]], 1) for part in tokens.parts))
+    assert probabilities(policy, larger_set).shape == (
+        16,
+        FIXED + 2 * SPEC.num_tokens - 1,
+    )
+    action = policy.act(larger_set, explore=True).action
     assert action.max() >= int(SPACE.n)
     spec = SPEC.__class__(20, SPEC.num_features, SPEC.type_names)
     larger = Selection(FIXED, 20, SPACE.selects)
@@ -131,8 +134,10 @@ def test_the_scores_are_scaled_dot_products() -> None:
     keys = encoded @ policy.key.weight.T + policy.key.bias
     scores = torch.einsum("bd,bnd->bn", query, keys) / encoded.shape[-1] ** 0.5
     logits = policy(tokens)[0]
-    there = logits > -1e8
-    torch.testing.assert_close(logits[there], torch.cat([fixed, scores], 1)[there])
+    possible = logits > -1e8
+    torch.testing.assert_close(
+        logits[possible], torch.cat([fixed, scores], 1)[possible]
+    )
 
 
 def test_the_kernel_computes_the_encoder_alone() -> None:
@@ -191,9 +196,9 @@ def test_a_selection_refers_to_the_same_entity_under_a_perturbation() -> None:
     # Perceived: slots 3, 0, 4, 1, 2 of the environment, and one that it lacks.
     origin = torch.tensor([3, 0, 4, 1, 2, -1])
     source = origin.clamp(min=0)
-    seen = Tokens(torch.zeros(6, 3), types[source], padding[source], mask)
-    seen = seen._replace(types=seen.types.index_fill(0, torch.tensor(5), 1))
-    perceived = selection.perceive(seen, origin)
+    tokens = Tokens(torch.zeros(6, 3), types[source], padding[source], mask)
+    tokens = tokens._replace(types=tokens.types.index_fill(0, torch.tensor(5), 1))
+    perceived = selection.perceive(tokens, origin)
     assert perceived.action_mask is not None
     expected = [True, True, True, False, False, True, False, True]
     assert perceived.action_mask.tolist() == expected

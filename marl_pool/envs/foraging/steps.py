@@ -15,12 +15,12 @@ def step_beside(
     """Return the action that brings an agent beside a cell, or loads what is there.
 
     Beside it, it is `LOAD`. Else it is the move to the free cell that is nearest, in a
-    straight line, to a free side of the goal; `NONE` if all sides or moves are taken.
+    straight line, to a free side of the goal; `NONE` if all sides or moves are blocked.
 
     Args:
         place: ``(*B, 2)``, row and column of the agent.
         goal: ``(*B, 2)``, the cell.
-        obstacles: ``(*B, K, 2)``, cells that are taken, the goal's too. What is no
+        obstacles: ``(*B, K, 2)``, cells that are blocked, the goal's too. What is no
             obstacle may lie outside the grid.
         size: cells along a side of the grid, or None to know no border.
 
@@ -31,10 +31,10 @@ def step_beside(
     cells = place[..., None, :] + moves
     sides = goal[..., None, :] + moves
     around = torch.cat([cells, sides], -2)
-    taken = (around[..., None, :] == obstacles[..., None, :, :]).all(-1).any(-1)
+    blocked = (around[..., None, :] == obstacles[..., None, :, :]).all(-1).any(-1)
     if size is not None:
-        taken |= ((around < 0) | (around >= size)).any(-1)
-    cell_taken, side_taken = taken.chunk(2, -1)
+        blocked |= ((around < 0) | (around >= size)).any(-1)
+    cell_taken, side_taken = blocked.chunk(2, -1)
     away = (cells[..., :, None, :] - sides[..., None, :, :]).square().sum(-1)
     away = away.double().masked_fill(side_taken[..., None, :], torch.inf).amin(-1)
     distance, nearest = away.masked_fill(cell_taken, torch.inf).min(-1)

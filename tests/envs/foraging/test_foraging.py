@@ -66,8 +66,8 @@ def shown(env: LevelBasedForaging, agent: int) -> list[list[tuple[float, ...]]]:
     There the origin is the corner of what the agent sees.
     """
     tokens = env.observe()["agent"].at((0, agent))
-    own, sight = tokens.features[0, :2], env.sight or env.size
-    corner = torch.minimum(own, torch.full_like(own, sight))
+    place, sight = tokens.features[0, :2], env.sight or env.size
+    corner = torch.minimum(place, torch.full_like(place, sight))
     features = tokens.features.clone()
     features[1:, :2] += corner
     features[0, :2] = corner
@@ -133,9 +133,9 @@ def test_agents_and_food_have_separate_cells() -> None:
     env = LevelBasedForaging(500, size=6, num_agents=4, num_food=4)
     env.reset()
     places = torch.cat([env.places, env.food_places], 1)
-    there = torch.cat([env.levels, env.food_levels], 1) > 0
-    same = (places[:, :, None] == places[:, None]).all(-1) & there[:, None]
-    assert (same & there[..., None]).sum((1, 2)).equal(there.sum(1))
+    present = torch.cat([env.levels, env.food_levels], 1) > 0
+    same = (places[:, :, None] == places[:, None]).all(-1) & present[:, None]
+    assert (same & present[..., None]).sum((1, 2)).equal(present.sum(1))
 
 
 @pytest.mark.parametrize(
