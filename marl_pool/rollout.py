@@ -28,6 +28,7 @@ from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.perturbations.turns import BEGUN, OwnTurns, flatten, steps_of_agent
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.policies.masks import validate_masks
+from marl_pool.policies.selection import SelectedTokens
 from marl_pool.tokens import Tokens
 from marl_pool.utils.devices import without_reads
 from marl_pool.utils.errors import InputError
@@ -243,6 +244,12 @@ class Rollout:
             covered = filter(perturbation.covers, env.groups)
             by_turns = OwnTurns(perturbation) if env.turn_based else perturbation
             self._perturbations = dict.fromkeys(covered, by_turns)
+        # Agents that select tokens select among those that they perceive.
+        self._selections = {
+            name: SelectedTokens(env.groups[name].tokens, env.groups[name].actions)
+            for name in self._perturbations
+            if env.groups[name].actions.selects
+        }
         if sync_free is None:
             sync_free = env.device.type != "cpu"
         self.sync_free = sync_free and not env.simulated
@@ -336,6 +343,7 @@ class Rollout:
                         self.env.groups[name].actions,
                         mask,
                         trajectory.active[t],
+                        num_tokens=trajectory.tokens.num_tokens,
                         env_ids=self.env.env_ids,
                         steps=torch.full_like(self._lengths, t),
                     )
@@ -595,6 +603,10 @@ class Rollout:
         # the actions that were chosen.
         states = self.perturbation_states
         for name, perturbation in self._perturbations.items():
+            if (selection := self._selections.get(name)) is not None:
+                tokens, count = self.tokens[name], selection.spec.num_tokens
+                origin = perturbation.origin(tokens, states[name], count)
+                actions[name] = selection.execute(actions[name], origin, tokens)
             arguments = actions[name], states[name], self.env.groups[name].action_space
             if isinstance(perturbation, OwnTurns):
                 active = self.env.active[name]
@@ -697,6 +709,7 @@ class Rollout:
                 self.env.groups[name].actions,
                 tokens.action_mask,
                 active if playing is None else active & playing[:, None],
+                num_tokens=tokens.num_tokens,
                 env_ids=self.env.env_ids,
                 steps=self._lengths,
             )
@@ -719,9 +732,17 @@ class Rollout:
             if where is not None:
                 acting = acting & where[:, None]
             keys = self._perturbation_keys(name)
-            return perturbation(tokens, old, acting, keys, self._played)
-        perceived, new = perturbation(tokens, old)
-        return perceived, _choose(where, new, old)
+            perceived, new = perturbation(tokens, old, acting, keys, self._played)
+            merged = new
+        else:
+            perceived, new = perturbation(tokens, old)
+            merged = _choose(where, new, old)
+        selection = self._selections.get(name)
+        if selection is not None and tokens.action_mask is not None:
+            # Of all environments, those whose tokens the caller drops included.
+            origin = perturbation.origin(perceived, new, tokens.num_tokens)
+            perceived = selection.perceive(perceived, origin)
+        return perceived, merged
 
     def _perturbation_keys(self, name: str) -> Tensor:
         """Return the keys of a group's streams in the present episodes."""

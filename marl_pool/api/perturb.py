@@ -26,8 +26,9 @@ from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.perturbations.turns import OwnTurns
-from marl_pool.policies.action_spaces import ActionRows
+from marl_pool.policies.action_spaces import ActionRows, Selection
 from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.selection import SelectedTokens
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys
@@ -223,13 +224,23 @@ class Perturber:
             agent: split_action_mask(space)[1]
             for agent, space in observation_spaces.items()
         }
-        self.rows: dict[str, ActionRows] = {}
-        if isinstance(self.perturbation, ActionPerturbation):
-            self.rows = {
-                name: ActionRows(actions(agents[0]))
-                for name, agents in self.groups.items()
-                if self.perturbation.covers(name)
-            }
+        of_actions = isinstance(self.perturbation, ActionPerturbation)
+        spaces_by_group = {
+            name: actions(agents[0]) for name, agents in self.groups.items()
+        }
+        self.rows = {
+            name: ActionRows(space)
+            for name, space in spaces_by_group.items()
+            if self.perturbation.covers(name)
+            and (of_actions or isinstance(space, Selection))
+        }
+        # Agents that select tokens select among those that they perceive.
+        self.selections = {
+            name: SelectedTokens(self.specs[name], ActionSpec.of_rows(rows))
+            for name, rows in self.rows.items()
+            if isinstance(rows.space, Selection)
+        }
+        self.perceived: dict[str, Tokens] = {}
         for name, rows in self.rows.items():
             agent = self.groups[name][0]
             mask = self.masks[agent]
@@ -280,6 +291,10 @@ class Perturber:
             no_action = np.zeros(spec.shape, np.int64 if spec.integral else np.float32)
             stacked = np.stack([flat.get(agent, no_action) for agent in agents])[None]
             tensor = torch.from_numpy(stacked)
+            if (selection := self.selections.get(name)) is not None:
+                tokens = self.perceived[name]
+                origin = self._origin(name, tokens)
+                tensor = selection.execute(tensor, origin, tokens)
             arguments = tensor, self.states[name], spec
             if self.turns is None:
                 changed, self.states[name] = self.perturbation.act(*arguments)
@@ -330,6 +345,12 @@ class Perturber:
         self.steps += 1
         return self._perceive(observations, infos)
 
+    def _origin(self, name: str, tokens: Tokens) -> Tensor:
+        """Return the token of the env behind each one that a group perceives."""
+        perturbation = self.perturbation if self.turns is None else self.turns
+        count = self.specs[name].num_tokens
+        return perturbation.origin(tokens, self.states[name], count)
+
     def _acting(self, name: str) -> Tensor:
         """Return a group's agents in turn, ``(1, agents)`` bool."""
         assert self.batched is not None
@@ -353,6 +374,11 @@ class Perturber:
                         self.keys[name],
                         torch.tensor([self.played]),
                     )
+            if name in self.selections:
+                if tokens.action_mask is not None:
+                    origin = self._origin(name, tokens)
+                    tokens = self.selections[name].perceive(tokens, origin)
+                self.perceived[name] = tokens
             for i, agent in enumerate(agents):
                 parts = tokens.at((0, i)).columns
                 new_observations[agent] = {
@@ -360,7 +386,11 @@ class Perturber:
                     for part, dtype in self.dtypes[agent].items()
                 }
                 if agent in observations and MASK in observations[agent]:
-                    new_observations[agent][MASK] = observations[agent][MASK]
+                    mask = observations[agent][MASK]
+                    if name in self.selections:
+                        # Tokens that were added have no option in the space.
+                        mask = parts[MASK][: len(mask)].numpy().astype(mask.dtype)
+                    new_observations[agent][MASK] = mask
         return {agent: new_observations[agent] for agent in observations}
 
     def _tokens(

@@ -66,12 +66,13 @@ class CompiledTokenPolicy(Twin, TokenPolicy):
     def actor_critic(self, tokens: Tokens) -> ActorCritic | None:
         """Return the policy on tokens of batch ``(B,)``, as the kernel reads it.
 
-        None where something is left to torch: a part of the network or of a head, or a
-        second network.
+        None where something is left to torch: a part of the network or of a head, a
+        second network, or the selection of tokens.
         """
         network, action, value = self.network, self.action_head, self.value_head
         if (
             self.value_network is not None
+            or self.key is not None
             or not isinstance(network, CompiledSetNetwork)
             or not isinstance(action, CompiledMLP)
             or not isinstance(value, CompiledMLP)
@@ -97,9 +98,10 @@ class CompiledTokenPolicy(Twin, TokenPolicy):
     def pools(self, tokens: Tokens, *, encoder: bool = False) -> bool:
         """Return True if the kernel pools tokens of batch ``(B,)``.
 
-        With ``encoder``, it may compute the encoders alone.
+        With ``encoder``, it may compute the encoders alone, as it does where tokens are
+        selected.
         """
-        return all(
+        return (self.key is None or encoder) and all(
             isinstance(network, CompiledSetNetwork)
             and network.computes(tokens, encoder=encoder)
             for network in self.networks

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from marl_pool.envs.tokenizers.base import SlotTokenizer as SlotTokenizer
     from marl_pool.envs.tokenizers.base import Tokenizer as Tokenizer
     from marl_pool.envs.views import ParallelView
+    from marl_pool.policies.action_spaces import Selection as Selection
     from marl_pool.policies.base import Policy
 
 ENVS = Registry(
@@ -41,6 +42,7 @@ ENVS = Registry(
         "boxworld": "marl_pool.envs.boxworld.env:BoxWorld",
         "car_racing": "marl_pool.envs.car_racing.env:CarRacing",
         "cartpole": "marl_pool.envs.cartpole.env:CartPole",
+        "lbforaging": "marl_pool.envs.foraging.env:LevelBasedForaging",
         "mpev2_adversary": "marl_pool.envs.particles.mpev2:Adversary",
         "mpev2_guard": "marl_pool.envs.particles.mpev2:Guard",
         "mpev2_hunt": "marl_pool.envs.particles.mpev2:Hunt",
@@ -76,6 +78,7 @@ WORLD_COMM = "marl_pool.envs.particles.world_comm_heuristics"
 HEURISTICS: dict[str, str | dict[str, str]] = {
     "boxworld": "marl_pool.envs.boxworld.solver:BoxWorldHeuristic",
     "cartpole": "marl_pool.envs.cartpole.heuristic:CartPoleHeuristic",
+    "lbforaging": "marl_pool.envs.foraging.heuristic:ForagingHeuristic",
     "mpev2_adversary": "marl_pool.envs.particles.mpev2_scripts:AdversaryScript",
     "mpev2_guard": "marl_pool.envs.particles.mpev2_scripts:GuardScript",
     "mpev2_hunt": "marl_pool.envs.particles.mpev2_scripts:HuntScript",
@@ -121,6 +124,7 @@ CONTRACT = (
     "marl_pool.envs.tokenizers.base:Observer",
     "marl_pool.envs.tokenizers.base:SlotTokenizer",
     "marl_pool.envs.tokenizers.base:Tokenizer",
+    "marl_pool.policies.action_spaces:Selection",
 )
 """Classes from which custom environments are written."""
 

@@ -224,6 +224,17 @@ class SetNetwork(nn.Module):
         """Summarize tokens of batch ``(B,)`` in ``(B, dim_out)``."""
         return self.pooling(*self.encode(self.drop(tokens)))
 
+    def pool_and_encode(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """Return `forward`'s vectors, and the encoder's ``(B, N, pooling.dim)``.
+
+        The latter are 0 under padding.
+        """
+        x, padding, types = self.encode(self.drop(tokens))
+        pooled, encoded = self.pooling(x, padding, types), x
+        if padding is not None:
+            encoded = x.masked_fill(padding[..., None], 0.0)
+        return pooled, encoded[:, self.pooling.extra_tokens :]
+
     def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the input of the pooling head: vectors, padding and types."""
         tokens.validate_shapes()

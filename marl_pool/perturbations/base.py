@@ -126,6 +126,24 @@ class Perturbation(ABC):
             UnfitTokensError: an option that does not fit.
         """
 
+    def origin(
+        self, perturbed: Tokens, state: PerturbationState, num_tokens: int
+    ) -> Tensor:
+        """Return the index of the true token behind each perturbed one, -1 for none.
+
+        Args:
+            perturbed: the perturbed tokens of a step.
+            state: the state that the step returned.
+            num_tokens: number of true tokens.
+
+        Returns:
+            ``(num_envs, agents, N)`` int64.
+        """
+        origin = state.get("origin")
+        if origin is None or origin.shape != perturbed.types.shape:
+            return _unmoved(perturbed, num_tokens)
+        return origin
+
     def perceive(
         self, true: Tokens, perturbed: Tokens, state: PerturbationState
     ) -> Perception:
@@ -136,9 +154,7 @@ class Perturbation(ABC):
             perturbed: the perturbed ones.
             state: the state that the step returned.
         """
-        origin = state["origin"] if "origin" in state else identity_origin(true)
-        if origin.shape != perturbed.types.shape:  # at severity 0 nothing is added
-            origin = identity_origin(true)
+        origin = self.origin(perturbed, state, true.num_tokens)
         return Perception.compare(true, perturbed, origin, self.word)
 
 
@@ -315,18 +331,16 @@ class SampledPerturbation(Perturbation):
         return perturbed, {**state, "steps": steps + 1}
 
     @override
-    def perceive(
-        self, true: Tokens, perturbed: Tokens, state: PerturbationState
-    ) -> Perception:
-        affected = self.affected(state["steps"] - 1, true.types.shape[1])
-        if affected is not None and "origin" in state:
-            # Tokens have moved only where they are perturbed.
-            origin, unmoved = state["origin"], identity_origin(true)
-            added = (0, origin.shape[-1] - unmoved.shape[-1])
-            unmoved = torch.nn.functional.pad(unmoved, added, value=-1)
-            origin = torch.where(affected[..., None], origin, unmoved)
-            state = {**state, "origin": origin}
-        return super().perceive(true, perturbed, state)
+    def origin(
+        self, perturbed: Tokens, state: PerturbationState, num_tokens: int
+    ) -> Tensor:
+        origin = super().origin(perturbed, state, num_tokens)
+        affected = self.affected(state["steps"] - 1, origin.shape[1])
+        if affected is None:
+            return origin
+        # Tokens have moved only where they are perturbed.
+        unmoved = _unmoved(perturbed, num_tokens)
+        return torch.where(affected[..., None], origin, unmoved)
 
     def _sample_severities(self, keys: Tensor, episodes: Tensor | None) -> Tensor:
         """Sample severities ``(num_envs,)`` float64; arguments as of `start`.
@@ -450,6 +464,12 @@ def choose(
         name: torch.where(where.view(-1, *[1] * (new.dim() - 1)), new, old[name])
         for name, new in fresh.items()
     }
+
+
+def _unmoved(perturbed: Tokens, num_tokens: int) -> Tensor:
+    """Return the origin where no token has moved, -1 for those that were added."""
+    origin = identity_origin(perturbed)
+    return origin.masked_fill(origin >= num_tokens, -1)
 
 
 def _mix(where: Tensor, perturbed: Tokens, tokens: Tokens) -> Tokens:

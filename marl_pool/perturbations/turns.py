@@ -81,6 +81,15 @@ class OwnTurns:
         state = {**_merge(acting, after, state), BEGUN: state[BEGUN] | acting}
         return perturbed.map(lambda part: _of_each_agent(part, count)), state
 
+    def origin(
+        self, perturbed: Tokens, state: PerturbationState, num_tokens: int
+    ) -> Tensor:
+        """Return where the tokens of a turn come from; see `Perturbation.origin`."""
+        count = perturbed.types.shape[1]
+        groups = perturbed.map(lambda part: part.repeat_interleave(count, 0))
+        origin = self.perturbation.origin(groups, flatten(state), num_tokens)
+        return _of_each_agent(origin, count)
+
     def act(
         self,
         actions: Tensor,

@@ -1,6 +1,6 @@
 """Gymnasium's action spaces, and their actions as rows of numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,60 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_pool.utils.errors import InputError
+
+
+class Selection(spaces.Discrete):
+    """A choice between fixed options and the tokens of an agent's observation.
+
+    Option i below ``num_fixed`` is a fixed one, such as to stay where one is. Option
+    ``num_fixed + i`` selects the token in slot i. Only tokens that are there, of the
+    types in ``selects``, are meant to be selected: policies with
+    ``policy.action=select`` never choose another one, and others follow the
+    environment's action mask, if it gives one. To Gymnasium it is a Discrete.
+
+    Where a perturbation moves tokens, an agent selects among the slots that it
+    perceives, and the environment receives the slot of the same entity.
+
+    Args:
+        num_fixed: number of fixed options, at least 1: what is left to an agent that
+            sees nothing to select.
+        num_tokens: N of the agent's `TokenSpec`.
+        selects: names of the types of tokens that can be selected.
+        seed: of the space's own random numbers.
+
+    Raises:
+        InputError: no fixed option, no token or no type.
+    """
+
+    def __init__(
+        self,
+        num_fixed: int,
+        num_tokens: int,
+        selects: Sequence[str],
+        seed: int | None = None,
+    ) -> None:
+        for name, size in (("num_fixed", num_fixed), ("num_tokens", num_tokens)):
+            if size < 1:
+                raise InputError(f"Selection.{name}: expected at least 1, got {size}")
+        if not selects or isinstance(selects, str):
+            raise InputError(
+                f"Selection.selects: expected names of types, got {selects!r}"
+            )
+        super().__init__(num_fixed + num_tokens, seed=seed)
+        self.num_fixed, self.selects = num_fixed, tuple(selects)
+
+    def __repr__(self) -> str:
+        """Return the constructor's call."""
+        num_tokens = int(self.n) - self.num_fixed
+        return f"Selection({self.num_fixed}, {num_tokens}, {self.selects})"
+
+    def __eq__(self, other: object) -> bool:
+        """Return True for a space of the same options."""
+        return (
+            isinstance(other, Selection)
+            and super().__eq__(other)
+            and (self.num_fixed, self.selects) == (other.num_fixed, other.selects)
+        )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from marl_pool.options.types import Extent
-from marl_pool.policies.action_spaces import ActionRows
+from marl_pool.policies.action_spaces import ActionRows, Selection
 from marl_pool.utils.devices import constant
 from marl_pool.utils.errors import InputError
 
@@ -32,21 +32,31 @@ class ActionSpec:
         high: upper bounds of the Box.
         choices: number of options of each of several choices, or of choices beside a
             Box.
+        num_fixed: options of a `Selection` that select no token; 0 for other spaces.
+        selects: names of the types of tokens that can be selected; empty for none.
     """
 
     n: Extent = 0
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     choices: tuple[Extent, ...] = ()
+    num_fixed: Extent = 0
+    selects: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("low", "high", "choices"):  # lists if read from JSON
+        for name in ("low", "high", "choices", "selects"):  # lists if read from JSON
             object.__setattr__(self, name, tuple(getattr(self, name)))
         has_parts = bool(self.low or self.choices)
         positive = self.n >= 0 and all(size > 0 for size in self.choices)
         paired = len(self.low) == len(self.high)
         if not (paired and positive) or (self.n > 0) == has_parts:
             raise InputError(f"action space: expected choices or bounds, got {self!r}")
+        is_selection = bool(self.selects) and 0 < self.num_fixed < self.n
+        if not is_selection and (self.selects or self.num_fixed):
+            raise InputError(
+                "action space: expected fixed options and tokens that can be selected, "
+                f"got {self!r}"
+            )
 
     def __str__(self) -> str:
         """Return the parts in words, such as ``a choice of 5``."""
@@ -76,6 +86,10 @@ class ActionSpec:
     @classmethod
     def of_rows(cls, rows: ActionRows) -> "ActionSpec":
         """Describe rows, in which choices are counted from 0 whatever the space."""
+        if isinstance(space := rows.space, Selection):
+            return cls(
+                n=rows.sizes[0], num_fixed=space.num_fixed, selects=space.selects
+            )
         if rows.is_scalar:
             return cls(n=rows.sizes[0])
         return cls(low=rows.low, high=rows.high, choices=rows.sizes)
@@ -129,6 +143,8 @@ class ActionSpec:
     def space(self) -> spaces.Space[Any]:
         """Return a Gymnasium space of this spec; its Box has float32 numbers."""
         low, high = (np.array(bound, np.float32) for bound in (self.low, self.high))
+        if self.selects:
+            return Selection(self.num_fixed, self.n - self.num_fixed, self.selects)
         if self.discrete:
             return spaces.Discrete(self.n)
         if not self.choices:
@@ -200,7 +216,10 @@ class ActionSpec:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready form that ``ActionSpec(**…)`` accepts."""
         parts = asdict(self)
-        return parts if self.choices else {k: parts[k] for k in ("n", "low", "high")}
+        for name in ("choices", "selects", "num_fixed"):
+            if not parts[name]:
+                del parts[name]
+        return parts
 
 
 def _options(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -280,7 +299,8 @@ def sample_choices(
         mask: as in `sample`.
     """
     if spec.discrete:
-        return _sample_options(logits, noise, mask, spec.n - 1)
+        # A selection has an option for each token, however many there are.
+        return _sample_options(logits, noise, mask, logits.shape[-1] - 1)
     allowed = None if mask is None else spec.table(mask, False)
     last = constant(tuple(size - 1 for size in spec.choices), logits.device)
     noise = noise[..., : len(spec.choices), None]

@@ -186,7 +186,7 @@ class SpecifiedPolicy(Policy):
         vectors = self.actions.to_vectors(action).to(dtype)
         return {"action": vectors, "memory": _unflatten(memory, vectors.shape[:-1])}
 
-    def mismatch(self, spec: TokenSpec, action_space: spaces.Space) -> str:
+    def mismatch(self, spec: TokenSpec, action_space: spaces.Space | ActionSpec) -> str:
         """Return the reason why the policy does not fit these spaces; empty if it does.
 
         The number of tokens may differ, if the pooling head supports it.

@@ -13,6 +13,7 @@ def validate_masks(
     mask: Tensor,
     active: Tensor,
     *,
+    num_tokens: int,
     env_ids: Tensor,
     steps: Tensor,
 ) -> None:
@@ -23,17 +24,21 @@ def validate_masks(
         spec: their actions.
         mask: ``(num_envs, agents, num_options)`` bool.
         active: ``(num_envs, agents)`` bool, agents that act.
+        num_tokens: number of tokens that each agent perceives.
         env_ids: ``(num_envs,)`` numbers of the environments, for the message.
         steps: ``(num_envs,)`` steps of the episodes before this one, for the message.
     """
-    shape = (*active.shape, spec.num_options)
+    # A selection has an option for each token that is perceived.
+    width = spec.num_fixed + num_tokens if spec.selects else spec.num_options
+    shape = (*active.shape, width)
     if mask.shape != shape or not spec.sizes:
         raise InputError(
             f"action_mask of group {group!r}: expected "
             f"{f'the shape {shape}' if spec.sizes else 'none, without a choice'}, "
             f"got {tuple(mask.shape)}"
         )
-    stuck = ~spec.table(mask, False).any(-1) & active[..., None]
+    rows = mask[..., None, :] if spec.discrete else spec.table(mask, False)
+    stuck = ~rows.any(-1) & active[..., None]
     if stuck.any():
         row, agent, number = stuck.nonzero()[0].tolist()
         suffix = "" if spec.discrete else f" of choice {number}"

@@ -1,11 +1,12 @@
 """TokenPolicy: a set network with an action head and a value head."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.kernels.functional import ACTIVATIONS, Activation, mlp
@@ -25,20 +26,46 @@ from marl_pool.policies.actions import (
     sample,
 )
 from marl_pool.policies.base import Decision, SpecifiedPolicy, State
+from marl_pool.policies.selection import SelectedTokens
 from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Stream
 
 
+class PointerInput(NamedTuple):
+    """Input of an action head that selects tokens."""
+
+    pooled: Tensor
+    """``(*B, D)``."""
+    encoded: Tensor
+    """``(*B, N, E)``, the encoder's vectors."""
+
+
+ActionInput = Tensor | PointerInput
+"""Input of the action head: the pooled vector, with the tokens where they are selected.
+"""
+
+
 class TokenPolicy(SpecifiedPolicy):
-    """An actor-critic on a set of tokens, trained by PPO.
+    r"""An actor-critic on a set of tokens, trained by PPO.
 
     Tokens are embedded, encoded and pooled to one vector (`SetNetwork`), which two
     small networks read: the *action head*, logits of a categorical distribution for
     each choice, and for a Box mean and log-std of a diagonal Gaussian, where [-1, 1] is
     scaled to the bounds of the action space; the *value head*, the estimated return.
     Several choices and a Box are independent, given the observation.
+
+    With ``action="select"`` the action head points at tokens. It gives a logit for each
+    fixed option of a `Selection`, and a query q; the logit of the token in slot i is
+
+    .. math:: l_i = q \cdot W x_i / \sqrt{E}
+
+    with the encoder's vector :math:`x_i` of width E. Tokens that are absent or of other
+    types, and options that the action mask forbids, have a probability of exactly 0.
+    Permuting the tokens permutes the options, and the policy acts on any number of
+    them. The score is the attention of pointer networks (Vinyals, Fortunato and Jaitly,
+    2015, https://arxiv.org/abs/1506.03134, section 2.3), as a scaled dot product.
 
     With a recurrent pooling head (`MemoryPooling`) the policy has its memory; otherwise
     it is memoryless.
@@ -57,6 +84,9 @@ class TokenPolicy(SpecifiedPolicy):
     Args:
         encoder: ``{"name": …, **options}``.
         pooling: ``{"name": …, **options}``.
+        action: what the action head computes: "head", a logit for each option from the
+            pooled vector alone; "select", for an environment whose actions are a
+            `Selection`, a score of each token that can be selected.
         type_embedding: width of the learned type embedding; 0 for none.
         head_hidden: widths of the hidden layers of both heads.
         activation: between the layers of both heads, gelu or relu.
@@ -69,6 +99,10 @@ class TokenPolicy(SpecifiedPolicy):
             never the agent's own. Neither probability is saved with the policy.
         seed: of the initial weights; policies with the same seed and different pooling
             heads have the same weights in all other parts.
+
+    Raises:
+        InputError: an unknown name or option; ``action="select"`` where no action
+            selects tokens, with a recurrent head, or with hidden tokens.
     """
 
     lowest_logits: Tensor
@@ -83,6 +117,7 @@ class TokenPolicy(SpecifiedPolicy):
         *,
         encoder: NamedOptions,
         pooling: NamedOptions,
+        action: Literal["head", "select"] = "head",
         type_embedding: SizeOrZero = 4,
         head_hidden: Sequence[Size] = (32, 32),
         activation: Activation = "gelu",
@@ -110,6 +145,8 @@ class TokenPolicy(SpecifiedPolicy):
             activation=activation,
             trunk=trunk,
             log_std_range=list(log_std_range),
+            # Files of policies that select nothing need not know of it.
+            **({"action": action} if action != "head" else {}),
         )
         if not log_std_range[0] < log_std_range[1]:
             raise InputError(
@@ -138,14 +175,40 @@ class TokenPolicy(SpecifiedPolicy):
             with seeded(seed, "value trunk"):
                 self.value_network = SetNetwork(spec, **network)
         # The heads, with separate random numbers.
-        dim = self.network.dim_out
+        dim, num_outputs = self.network.dim_out, self.actions.num_logits
+        self.key: nn.Linear | None = None
+        self.selection: SelectedTokens | None = None
+        if action == "select":
+            self._validate_selection(token_dropout)
+            self.selection = SelectedTokens(spec, self.actions)
+            key_dim = self.network.pooling.dim
+            num_outputs = self.actions.num_fixed + key_dim
+            with seeded(seed, "key"):
+                self.key = nn.Linear(key_dim, key_dim)
+                init_weights(self.key, init_std)
         with seeded(seed, "action"):
-            widths = [dim, *head_hidden, self.actions.num_logits]
+            widths = [dim, *head_hidden, num_outputs]
             self.action_head = mlp(widths, ACTIVATIONS[activation])
             init_weights(self.action_head, init_std)
         with seeded(seed, "value"):
             self.value_head = mlp([dim, *head_hidden, 1], ACTIVATIONS[activation])
             init_weights(self.value_head, init_std)
+
+    def _validate_selection(self, token_dropout: float) -> None:
+        """Raise InputError where tokens cannot be selected."""
+        reason = ""
+        if not self.actions.selects:
+            reason = (
+                "where the environment's actions are no Selection of tokens, but "
+                f"{self.actions}"
+            )
+        elif self.recurrent:
+            head = type(self.network.pooling).__name__
+            reason = f"with the recurrent pooling head {head}"
+        elif token_dropout:
+            reason = f"with ppo.token_dropout={token_dropout}"
+        if reason:
+            raise InputError(f"policy.action: expected head {reason}, got select")
 
     @property
     @override
@@ -164,12 +227,22 @@ class TokenPolicy(SpecifiedPolicy):
         """Return logits ``(*B, L)`` and values ``(*B,)`` at an episode's start."""
         return self._outputs(tokens, ())[:2]
 
-    def pool(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """Return the inputs ``(B, D)`` of both heads for tokens of batch ``(B,)``."""
-        pooled = self.network(tokens)
-        if self.value_network is None:
-            return pooled, pooled
-        return pooled, self.value_network(tokens)
+    def pool(self, tokens: Tokens) -> tuple[ActionInput, Tensor]:
+        """Return the inputs of both heads for tokens of batch ``(B,)``.
+
+        The value head's is ``(B, D)``, and so is the action head's, unless it selects
+        tokens.
+        """
+        for_action = self.action_input(tokens)
+        if self.value_network is not None:
+            return for_action, self.value_network(tokens)
+        return for_action, pooled_of(for_action)
+
+    def action_input(self, tokens: Tokens) -> ActionInput:
+        """Return the input of the action head for tokens of batch ``(B,)``."""
+        if self.key is None:
+            return self.network(tokens)
+        return PointerInput(*self.network.pool_and_encode(tokens))
 
     def unroll(
         self, tokens: Tokens, prev_action: Tensor, memory: tuple[Memory, ...]
@@ -197,13 +270,33 @@ class TokenPolicy(SpecifiedPolicy):
         """Return values ``(*B,)`` from the inputs ``(*B, D)`` of the value head."""
         return self.value_head(pooled)[..., 0]
 
-    def logits(self, pooled: Tensor) -> Tensor:
-        """Return logits ``(*B, L)`` from the inputs ``(*B, D)`` of the action head."""
-        logits = self.action_head(pooled)
+    def logits(self, for_action: ActionInput) -> Tensor:
+        """Return logits ``(*B, L)``, not masked, from the input of the action head."""
+        logits = self.action_head(pooled_of(for_action))
+        if isinstance(for_action, PointerInput):
+            assert self.key is not None
+            fixed = self.actions.num_fixed
+            query = logits[..., fixed:, None] * self.key.out_features**-0.5
+            scores = (self.key(for_action.encoded) @ query)[..., 0]
+            return torch.cat([logits[..., :fixed], scores], -1)
         if self.actions.integral:
             return logits
         # One operation, several times as fast as to clamp the log-stds apart.
         return logits.clamp(self.lowest_logits, self.highest_logits)
+
+    def options(self, tokens: Tokens) -> Tensor | None:
+        """Return which options may be chosen, ``(*B, L)`` bool; None if all may."""
+        if self.selection is None:
+            return tokens.action_mask
+        return self.selection.options(tokens)
+
+    @override
+    def mismatch(self, spec: TokenSpec, action_space: spaces.Space | ActionSpec) -> str:
+        actions = ActionSpec.of(action_space)
+        if self.key is not None and actions.selects:
+            # It selects among any number of tokens.
+            actions = replace(actions, n=actions.num_fixed + self.spec.num_tokens)
+        return super().mismatch(spec, actions)
 
     @override
     def act(
@@ -216,7 +309,7 @@ class TokenPolicy(SpecifiedPolicy):
         logits, values, memory = self._outputs(tokens, state)
         if explore:
             noise = self.noise(tokens, generator)
-            action = sample(self.actions, logits, noise, tokens.action_mask)
+            action = sample(self.actions, logits, noise, self.options(tokens))
         else:
             action = mode(self.actions, logits)
         next_state = self.next_state(action, memory, logits.dtype)
@@ -234,7 +327,7 @@ class TokenPolicy(SpecifiedPolicy):
         if not self.recurrent:
             return None
         pooled, _, _ = self._pool_step(tokens, state)
-        return pooled.unflatten(0, tokens.batch_shape)
+        return pooled_of(pooled).unflatten(0, tokens.batch_shape)
 
     @override
     def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
@@ -251,7 +344,7 @@ class TokenPolicy(SpecifiedPolicy):
         """Return logits ``(*B, L)``, masked, values ``(*B,)``, and the new memory."""
         logits, values, memory = self.outputs(tokens, state)
         batch = tokens.batch_shape
-        logits = mask_logits(logits.unflatten(0, batch), tokens.action_mask)
+        logits = mask_logits(logits.unflatten(0, batch), self.options(tokens))
         return logits, values.view(batch), memory
 
     def outputs(
@@ -263,9 +356,14 @@ class TokenPolicy(SpecifiedPolicy):
 
     def _pool_step(
         self, tokens: Tokens, state: State
-    ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
-        """Return the inputs of both heads, ``(rows, D)``, and the new memory."""
+    ) -> tuple[ActionInput, Tensor, tuple[Memory, ...]]:
+        """Return the inputs of both heads, of batch ``(rows,)``, and the new memory."""
         if not self.recurrent:
             return *self.pool(tokens.flatten_batch()), ()
         for_action, for_value, memory = self.unroll(*self.single_step(tokens, state))
         return for_action[:, 0], for_value[:, 0], memory
+
+
+def pooled_of(for_action: ActionInput) -> Tensor:
+    """Return the pooled vector ``(*B, D)`` in the input of an action head."""
+    return for_action.pooled if isinstance(for_action, PointerInput) else for_action

@@ -24,6 +24,7 @@ from marl_pool.utils.errors import InputError
 ID = "marl_pool/simple_centroid-v0"
 # Options of an environment that has both kinds of actions, or several agents.
 ACTIONS: dict[str, list[dict[str, Any]]] = {
+    "lbforaging": [{"num_agents": 1, "choices": kind} for kind in ("moves", "food")],
     "simple_centroid": [{"continuous_actions": on} for on in (True, False)],
     "simple_spread": [{"num_agents": 1}],
     "simple_tag": [{"continuous_actions": on} for on in (True, False)],

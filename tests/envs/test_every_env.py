@@ -22,6 +22,7 @@ EXTRA = {"pettingzoo": ["env.module=mpe2.simple_spread_v3"]}
 PLUGINS = {"pettingzoo": ["--plugin", "mpe2.simple_spread_v3"]}
 AGENTS = {
     **{"pettingzoo": 3, "simple_spread": 3, "simple_adversary": 3, "simple_push": 2},
+    "lbforaging": 2,
     **{
         "simple_reference": 2,
         "simple_speaker_listener": 2,

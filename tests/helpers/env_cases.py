@@ -28,6 +28,10 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             **{"num_frames": 3, "channel_ids": True},
         },
     },
+    "lbforaging": {
+        "moves": {"max_steps": 20},
+        "food": {"choices": "food", "num_agents": 3, "sight": 2, "max_steps": 20},
+    },
     "pettingzoo": {
         "mpe2 spread": {"module": "mpe2.simple_spread_v3", "options": {"N": 2}},
         "mpe2 tag": {

@@ -136,11 +136,13 @@ class PPOTerms:
 
 def recorded_steps(rows: Mapping[str, Any], actions: ActionSpec) -> RecordedSteps:
     """Return the columns ``(B, …)`` that the kernel's loss reads."""
+    logits = rows[Columns.ACTION_DIST_INPUTS]
     return RecordedSteps(
         actions=rows[Columns.ACTIONS],
         log_probs=rows[Columns.ACTION_LOGP],
-        logits=rows[Columns.ACTION_DIST_INPUTS],
+        logits=logits,
         advantages=rows[Postprocessing.ADVANTAGES],
         targets=rows[Postprocessing.VALUE_TARGETS],
-        sizes=actions.sizes,
+        # Of a selection, as many as there were tokens.
+        sizes=logits.shape[-1:] if actions.selects else actions.sizes,
     )

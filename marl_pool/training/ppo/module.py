@@ -16,7 +16,7 @@ from marl_pool.critics import CRITICS
 from marl_pool.critics.base import Critic
 from marl_pool.options.construction import build
 from marl_pool.policies.actions import ActionSpec, mask_logits
-from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.policies.token_policy import ActionInput, TokenPolicy, pooled_of
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.ppo.batch import CRITIC_OBS, STATE, VALUE_SCALE
 from marl_pool.training.ppo.value_norm import ValueNorm
@@ -91,14 +91,15 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
         tokens = Tokens(**batch[Columns.OBS])
         if self.critic is not None and not self.actor.recurrent:
             return self._forward_with_critic(self.critic, tokens, batch)
+        for_action: ActionInput
         if self.actor.recurrent:
-            pooled, below_value = self._unroll(tokens, batch)
+            for_action, below_value = self._unroll(tokens, batch)
         else:
-            pooled, below_value = self.actor.pool(tokens)
+            for_action, below_value = self.actor.pool(tokens)
         return {
             Columns.EMBEDDINGS: below_value,
             Columns.ACTION_DIST_INPUTS: mask_logits(
-                self.actor.logits(pooled), tokens.action_mask
+                self.actor.logits(for_action), self.actor.options(tokens)
             ),
         }
 
@@ -107,7 +108,11 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
     ) -> dict[str, Tensor]:
         """Compute logits and values of steps ``(B,)``, or of teams ``(B, agents)``."""
         shape = tokens.batch_shape
-        pooled = self.actor.network(tokens.flatten_batch()).unflatten(0, shape)
+        for_action = self.actor.action_input(tokens.flatten_batch())
+        logits, pooled = (
+            part.unflatten(0, shape)
+            for part in (self.actor.logits(for_action), pooled_of(for_action))
+        )
         present = batch.get(Columns.LOSS_MASK)
         if present is None:
             present = torch.ones(shape, dtype=torch.bool, device=pooled.device)
@@ -116,9 +121,7 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
             Columns.VF_PREDS: critic(
                 critic_tokens, present, pooled if critic.shares_trunk else None
             ),
-            Columns.ACTION_DIST_INPUTS: mask_logits(
-                self.actor.logits(pooled), tokens.action_mask
-            ),
+            Columns.ACTION_DIST_INPUTS: mask_logits(logits, self.actor.options(tokens)),
         }
 
     def _unroll(self, tokens: Tokens, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
