@@ -302,9 +302,7 @@ def as_policy(module: RLModule, *, normalize_actions: bool = True) -> Act:
     return act
 
 
-def _validate_mask(
-    observation: spaces.Space[Any], action: spaces.Space[Any]
-) -> None:
+def _validate_mask(observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
     """Raise InputError for a mask that RLlib's logits have no place for."""
     validate_mask_space(observation, action, "observation space")
     are_boxes = [isinstance(part, spaces.Box) for part in flatten_space(action)]

@@ -290,7 +290,11 @@ def test_options_of_rllib_count() -> None:
                 (2, CHOICE, r"shape \(3,\), as for Discrete\(3\), got \(2,\)"),
                 (5, CHOICE, r"shape \(3,\), as for Discrete\(3\), got \(5,\)"),
                 (2, NUMBERS, "expected an action_mask of choices only"),
-                (3, spaces.Dict(a=NUMBERS, b=CHOICE), "expected choices before any Box"),
+                (
+                    3,
+                    spaces.Dict(a=NUMBERS, b=CHOICE),
+                    "expected choices before any Box",
+                ),
             )
         ),
     ],
