@@ -433,6 +433,7 @@ def test_a_shuffle_costs_nothing():
         (spaces.Box(0, 1, (5, 3)), {"presence": "x"}, "presence: expected"),
         (spaces.Text(5), {}, "a MultiDiscrete of the characters' numbers"),
         (spaces.Dict(action_mask=spaces.MultiBinary(3)), {}, "a Dict with"),
+        (spaces.Dict(dict(list(TOKENS.items())[:2])), {}, "space: expected features, "),
     ],
 )
 def test_wrong_options(space, options, message):
