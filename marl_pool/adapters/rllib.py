@@ -27,7 +27,7 @@ from typing_extensions import override
 from marl_pool.adapters.space_network import SpaceNetwork, join_rows
 from marl_pool.evaluation.callable_policy import Act
 from marl_pool.observations.make import split_action_mask
-from marl_pool.observations.masks import MASK
+from marl_pool.observations.masks import MASK, mask_sizes
 from marl_pool.policies.actions import mask_logits
 from marl_pool.policies.masks import validate_mask_space
 from marl_pool.utils.errors import InputError, explain_missing_modules
@@ -269,7 +269,8 @@ def as_policy(module: RLModule, *, normalize_actions: bool = True) -> Act:
             stands for the bounds of a Box.
 
     Raises:
-        InputError: no module, several of them, or one with a state.
+        InputError: no module, several of them, or one with a state; from the policy,
+            observations that do not fit the module's space.
     """
     if isinstance(module, MultiRLModule) or not isinstance(module, RLModule):
         raise InputError(
@@ -327,7 +328,14 @@ def _mask(
     _, space = split_action_mask(module.observation_space)
     if space is None:
         return outputs
-    allowed = join_rows(batch[Columns.OBS][MASK], space)
+    shape = (*outputs[key].shape[:-1], sum(mask_sizes(space)))
+    mask = batch[Columns.OBS].get(MASK)
+    allowed = None if mask is None else join_rows(mask, space)
+    if allowed is None or allowed.shape != shape:
+        raise InputError(
+            f"{MASK}: expected the shape {shape}, as in the module's space, got "
+            f"{'none' if allowed is None else tuple(allowed.shape)}"
+        )
     if key == QF_PREDS:
         # An agent that does not act may be allowed nothing.
         allowed = allowed | ~allowed.any(-1, keepdim=True)

@@ -289,9 +289,14 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
             of a single agent.
 
     Raises:
-        InputError: an actor without actions; from the policy, an observation without
+        InputError: no actor, or one without actions; from the policy, an observation without
             what the actor reads.
     """
+    if not isinstance(actor, TensorDictModuleBase):
+        raise InputError(
+            "actor: expected a ProbabilisticActor of a SetActor, got "
+            f"{type(actor).__name__}"
+        )
     actions = [key for key in actor.out_keys if _path(key)[-1] == "action"]
     if not actions:
         raise InputError(

@@ -314,6 +314,25 @@ def test_other_algorithms_are_refused() -> None:
             set_module_spec(config)
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+@pytest.mark.parametrize(
+    ("observation", "message"),
+    [
+        ({"action_mask": np.ones((2, 5))}, r"\(2, 3\), as in .*, got \(2, 5\)"),
+        ({"action_mask": np.ones((1, 3))}, r"\(2, 3\), as in .*, got \(1, 3\)"),
+        ({}, r"action_mask: expected the shape \(2, 3\).*, got none"),
+        ({"observation": {"cars": 1}}, r"shape \(5, 3\), .*got a Dict of cars"),
+    ],
+)
+def test_observations_of_another_space_are_refused(
+    algorithm: str, observation: dict[str, Any], message: str
+) -> None:
+    rows = np.zeros((2, 5, 3), np.float32)
+    policy = as_policy(make_module(algorithm, MASKED))
+    with pytest.raises(InputError, match=message):
+        policy({"observation": rows, **observation})
+
+
 @pytest.mark.parametrize("module", [None, torch.nn.Linear(2, 2)])
 def test_only_a_module_becomes_a_policy(module: Any) -> None:
     with pytest.raises(InputError, match="module: expected a single RLModule"):

@@ -470,6 +470,9 @@ def test_a_policy_reads_observations_of_any_space(spec, observation) -> None:
 
 
 def test_a_policy_needs_what_it_reads_and_actions() -> None:
+    for actor in (3, torch.nn.Linear(2, 2)):
+        with pytest.raises(InputError, match="actor: expected a ProbabilisticActor"):
+            as_policy(actor)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="actor: expected an out_key action"):
         as_policy(SetActor(token_observations(), 4, **SMALL))
     policy = as_policy(choosing(in_keys=[("agents", "logits")]))

@@ -415,6 +415,23 @@ WRONG_OPTIONS: list[tuple[spaces.Space, dict[str, Any], str]] = [
     (box(4, 4), {"channels": "first"}, "env.channels: expected 'last'.*got 'first'"),
     (tokens_space(), {"padding": "zero_rows"}, "env.padding: expected null"),
     (
+        spaces.Dict(cars=box(4, 3), action_mask=spaces.MultiBinary(2)),
+        {"presence_keys": {"cars": "m"}},
+        "env.presence_keys: expected null, since no entry .* got {'cars': 'm'}",
+    ),
+    *(
+        (
+            spaces.Dict(cars=box(4, 3), m=spaces.MultiBinary(4)),
+            {"padding_keys": {name: part}},
+            f"env.padding_keys: expected each set once, .* among cars, m, got {wrong}$",
+        )
+        for name, part, wrong in (
+            ("cars", "n", "n"),
+            ("car", "m", "car"),
+            ("cars", "cars", "cars"),
+        )
+    ),
+    (
         box(6),
         {"slices": {"b": [2, 6], "a": {"start": 0, "count": 3, "features": 1}}},
         "env.slices.b: expected a range from 3, after that of a, got 2 to 6",
