@@ -27,8 +27,9 @@ from typing_extensions import override
 from marl_pool.adapters.space_network import SpaceNetwork, join_rows
 from marl_pool.evaluation.callable_policy import Act
 from marl_pool.observations.make import split_action_mask
-from marl_pool.observations.masks import MASK
+from marl_pool.observations.masks import MASK, mask_sizes
 from marl_pool.policies.actions import mask_logits
+from marl_pool.policies.masks import validate_mask_space
 from marl_pool.utils.errors import InputError, explain_missing_modules
 
 with explain_missing_modules():
@@ -57,7 +58,7 @@ with explain_missing_modules():
     from ray.rllib.core.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
     from ray.rllib.core.rl_module.rl_module import RLModule, RLModuleSpec
-    from ray.rllib.utils.spaces.space_utils import unsquash_action
+    from ray.rllib.utils.spaces.space_utils import flatten_space, unsquash_action
 
 SET_NETWORK = "set_network"
 """Key of a module's ``model_config``: the options of its `SpaceNetwork`s."""
@@ -119,7 +120,8 @@ class SetCatalog(Catalog):
         )
 
     Raises:
-        InputError: as `SpaceNetwork`, and an LSTM on a Dict or Tuple.
+        InputError: as `SpaceNetwork`, an LSTM on a Dict or Tuple, and an action mask
+            that does not fit the actions.
     """
 
     @classmethod
@@ -130,6 +132,8 @@ class SetCatalog(Catalog):
         model_config_dict: dict[str, Any],
         action_space: spaces.Space[Any] | None = None,
     ) -> ModelConfig:
+        if action_space is not None:
+            _validate_mask(observation_space, action_space)
         if model_config_dict["use_lstm"]:
             # RLlib's LSTM reads what this method returns without it, and folds the
             # time into the batch of a single tensor.
@@ -265,7 +269,8 @@ def as_policy(module: RLModule, *, normalize_actions: bool = True) -> Act:
             stands for the bounds of a Box.
 
     Raises:
-        InputError: no module, several of them, or one with a state.
+        InputError: no module, several of them, or one with a state; from the policy,
+            observations that do not fit the module's space.
     """
     if isinstance(module, MultiRLModule) or not isinstance(module, RLModule):
         raise InputError(
@@ -298,6 +303,18 @@ def as_policy(module: RLModule, *, normalize_actions: bool = True) -> Act:
     return act
 
 
+def _validate_mask(observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
+    """Raise InputError for a mask that RLlib's logits have no place for."""
+    validate_mask_space(observation, action, "observation space")
+    are_boxes = [isinstance(part, spaces.Box) for part in flatten_space(action)]
+    # `mask_logits` takes the first logits for those of choices.
+    if split_action_mask(observation)[1] is not None and are_boxes != sorted(are_boxes):
+        raise InputError(
+            f"action space: expected choices before any Box, beside an {MASK}, got "
+            f"{action}"
+        )
+
+
 def _mask(
     module: RLModule,
     outputs: dict[str, Any],
@@ -311,7 +328,14 @@ def _mask(
     _, space = split_action_mask(module.observation_space)
     if space is None:
         return outputs
-    allowed = join_rows(batch[Columns.OBS][MASK], space)
+    shape = (*outputs[key].shape[:-1], sum(mask_sizes(space)))
+    mask = batch[Columns.OBS].get(MASK)
+    allowed = None if mask is None else join_rows(mask, space)
+    if allowed is None or allowed.shape != shape:
+        raise InputError(
+            f"{MASK}: expected the shape {shape}, as in the module's space, got "
+            f"{'none' if allowed is None else tuple(allowed.shape)}"
+        )
     if key == QF_PREDS:
         # An agent that does not act may be allowed nothing.
         allowed = allowed | ~allowed.any(-1, keepdim=True)

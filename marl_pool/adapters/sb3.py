@@ -29,6 +29,7 @@ from typing_extensions import override
 from marl_pool.adapters.space_network import SpaceNetwork
 from marl_pool.observations.make import split_action_mask
 from marl_pool.observations.masks import MASK, read_mask
+from marl_pool.observations.parts import as_array, kind_of
 from marl_pool.observations.view import TokenView
 from marl_pool.options.construction import check_constructor
 from marl_pool.policies.actions import ActionSpec
@@ -139,8 +140,7 @@ class AnySizeModel:
     """
 
     def __init__(self, model: BaseAlgorithm) -> None:
-        modules = model.policy.modules() if isinstance(model, BaseAlgorithm) else ()
-        if not any(isinstance(module, SetExtractor) for module in modules):
+        if not (isinstance(model, BaseAlgorithm) and _has_extractor(model.policy)):
             raise InputError(
                 "model: expected a model of SB3 with a SetExtractor, got "
                 f"{type(model).__name__}"
@@ -165,15 +165,18 @@ class AnySizeModel:
         for a policy that takes masks.
 
         Raises:
-            InputError: sizes that no observation of the space has, or a head that takes
-                only the number of tokens that it was trained with.
+            InputError: sizes that no observation of the space has, numbers that are not
+                finite, a wrong mask, or a head that takes only the number of tokens
+                that it was trained with.
         """
-        policy = self._policy(observation)
+        policy, observed = self._read(observation)
         options = {}
         takes_masks = "action_masks" in inspect.signature(policy.predict).parameters
         if takes_masks and isinstance(observation, Mapping) and MASK in observation:
-            options["action_masks"] = observation[MASK]
-        observed = _of_space(policy.observation_space, observation)
+            batch = _batch(policy.observation_space, observed)
+            options["action_masks"] = _read_masks(
+                observation[MASK], batch, policy.action_space
+            )
         return policy.predict(observed, state, episode_start, deterministic, **options)
 
     @torch.no_grad()
@@ -183,16 +186,23 @@ class AnySizeModel:
         They are ``(heads, N)``, or ``(B, heads, N)`` for several observations. Where a
         policy has several extractors, as in SAC, they are the actor's.
         """
-        policy = self._policy(observation)
+        policy, observed = self._read(observation)
         policy.set_training_mode(False)
         extractor = _extractor(policy)
-        observed = _of_space(policy.observation_space, observation)
         tensors, several = policy.obs_to_tensor(observed)
         # SB3's preprocessing comes before whatever is called in an extractor's place.
         weights = BasePolicy.extract_features(policy, tensors, extractor.weights)  # type: ignore[arg-type]
         if weights is None:
             return None
         return weights.cpu().numpy() if several else weights[0].cpu().numpy()
+
+    def _read(self, observation: Observation) -> tuple[BasePolicy, Any]:
+        """Return the policy for an observation, and the entries that it reads."""
+        policy = self._policy(observation)
+        observed = _of_space(policy.observation_space, observation)
+        _batch(policy.observation_space, observed)
+        _validate_finite(policy, observed)
+        return policy, observed
 
     def _policy(self, observation: Observation) -> BasePolicy:
         space = fitted_space(self.model.observation_space, observation)
@@ -214,9 +224,14 @@ def resize_policy(policy: BasePolicy, observation_space: spaces.Space) -> BasePo
         observation_space: its space with another number of tokens.
 
     Raises:
-        InputError: a head that takes only the number of tokens that it has, or a space
-            that differs in more than the number.
+        InputError: another policy, a head that takes only the number of tokens that it
+            has, or a space that differs in more than the number.
     """
+    if not _has_extractor(policy):
+        raise InputError(
+            "policy: expected one of SB3 with a SetExtractor, got "
+            f"{type(policy).__name__}"
+        )
     data = policy._get_constructor_parameters()
     # Initial weights are sampled, and then replaced.
     with torch.random.fork_rng(devices=[]):
@@ -237,6 +252,11 @@ def resize_policy(policy: BasePolicy, observation_space: spaces.Space) -> BasePo
         ) from error
     resized.set_training_mode(policy.training)
     return resized
+
+
+def _has_extractor(policy: Any) -> bool:
+    modules = policy.modules() if isinstance(policy, BasePolicy) else ()
+    return any(isinstance(module, SetExtractor) for module in modules)
 
 
 def _extractor(policy: BasePolicy) -> SetExtractor:
@@ -274,8 +294,19 @@ def fitted_space(space: spaces.Space, observation: Observation) -> spaces.Space:
             if not isinstance(observation, Mapping) or key not in observation:
                 raise InputError(f"observation: expected the entry {key!r}, got none")
             entries[key] = fitted_space(part, observation[key])
+            if key == MASK and entries[key] != part:
+                raise InputError(
+                    f"{MASK}: expected {part.shape}, as in the model's space, or "
+                    f"several of them, got {np.shape(observation[key])}"
+                )
         return spaces.Dict(entries)
-    shape, actual = space.shape or (), np.asarray(observation).shape
+    array = as_array(observation)
+    if array is None or array.dtype.kind not in "biuf":
+        raise InputError(
+            f"observation: expected an array of {space.shape}, got "
+            f"{kind_of(observation)}"
+        )
+    shape, actual = space.shape or (), array.shape
     size = actual[len(actual) - len(shape) :]
     if len(actual) - len(shape) not in (0, 1):
         raise InputError(
@@ -359,6 +390,58 @@ class ActionMaskWrapper(gymnasium.Wrapper):
         allowed = read_mask(mask, self._sizes, MASK)
         # An agent that does not act may be allowed nothing; SB3 lets it choose.
         self._mask = allowed if allowed.any() else np.ones_like(allowed)
+
+
+def _batch(space: spaces.Space, observed: Any) -> tuple[int, ...]:
+    """Return the batch dimensions of an observation: none, or one.
+
+    Raises:
+        InputError: entries of different batches.
+    """
+    parts = space.items() if isinstance(space, spaces.Dict) else ((None, space),)
+    batches = {}
+    for key, part in parts:
+        shape = np.shape(observed if key is None else observed[key])
+        batches[key] = shape[: len(shape) - len(part.shape or ())]
+    if len(set(batches.values())) > 1:
+        raise InputError(
+            "observation: expected entries of one batch, got the batches "
+            f"{', '.join(f'{batch} of {key}' for key, batch in batches.items())}"
+        )
+    return next(iter(batches.values()))
+
+
+def _validate_finite(policy: BasePolicy, observed: Any) -> None:
+    """Raise InputError for tokens, padding aside, with NaN or infinite numbers."""
+    arrays = observed.values() if isinstance(observed, Mapping) else (observed,)
+    if all(np.isfinite(array).all() for array in arrays):
+        return
+    tensors, _ = policy.obs_to_tensor(observed)
+    tokens: Any = BasePolicy.extract_features(
+        policy,
+        tensors,
+        _extractor(policy).tokens,  # type: ignore[arg-type]
+    )
+    if not tokens.features[~tokens.padding].isfinite().all():
+        raise InputError(
+            "observation: expected finite numbers, got NaN or infinity in a token"
+        )
+
+
+def _read_masks(mask: Any, batch: tuple[int, ...], space: spaces.Space) -> np.ndarray:
+    """Return the action masks ``(*batch, …)`` of an observation."""
+    shape, array = (*batch, ActionSpec.of(space).num_options), as_array(mask)
+    fitting = (
+        array is not None
+        and array.shape[: len(batch)] == batch
+        and array.size == np.prod(shape)
+    )
+    if array is None or not fitting or not np.isin(array, (0, 1)).all():
+        actual = kind_of(mask) if array is None or fitting else array.shape
+        raise InputError(
+            f"{MASK}: expected numbers 0 and 1 of shape {shape}, got {actual}"
+        )
+    return array
 
 
 def _of_space(space: spaces.Space, observation: Observation) -> Any:

@@ -11,6 +11,7 @@ from marl_pool.kernels.functional import Activation
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.observations.lists import element_space
 from marl_pool.observations.make import make_view, split_action_mask, validate_space
+from marl_pool.observations.parts import kind_of
 from marl_pool.observations.view import TokenOptions
 from marl_pool.options.construction import check_constructor
 from marl_pool.options.signatures import ANY_OTHER, options_of, unknown_key
@@ -114,6 +115,11 @@ class SpaceNetwork(nn.Module):
         """
         values = self.view.read(observation)
         for name, part in self.view.parts.items():
+            if not isinstance(values[name], Tensor):
+                raise InputError(
+                    f"{part.label}expected observations of shape {part.shape}, as in "
+                    f"the space, got {kind_of(values[name])}"
+                )
             shape, count = tuple(values[name].shape), len(part.shape)
             is_free = self.view.takes_any_number and name in self.view.sets
             fixed = part.shape[1:] if is_free else part.shape

@@ -138,7 +138,8 @@ class AgentNetwork(nn.Module):
         if self.is_row:
             leaves = (leaves[0].unsqueeze(-2),)
         tokens = self.network.tokens(_nest(self.paths, leaves))
-        if present is not None:
+        if self.reads_presence:
+            present = _presence(present, tuple(tokens.batch_shape))
             padding = tokens.padding | ~present[..., None]
             tokens = tokens._replace(padding=padding)
         vectors = self.network.network(tokens.flatten_batch())
@@ -232,7 +233,8 @@ class SetCritic(TensorDictModule):
         **options: of the `SpaceNetwork`s.
 
     Raises:
-        InputError: an unknown key or option, or a spec that cannot become tokens.
+        InputError: an unknown key or option, or a spec that cannot become tokens; from
+            the critic, data without bools at ``present_key``.
     """
 
     def __init__(
@@ -287,9 +289,14 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
             of a single agent.
 
     Raises:
-        InputError: an actor without actions; from the policy, an observation without
+        InputError: no actor, or one without actions; from the policy, an observation without
             what the actor reads.
     """
+    if not isinstance(actor, TensorDictModuleBase):
+        raise InputError(
+            "actor: expected a ProbabilisticActor of a SetActor, got "
+            f"{type(actor).__name__}"
+        )
     actions = [key for key in actor.out_keys if _path(key)[-1] == "action"]
     if not actions:
         raise InputError(
@@ -315,6 +322,20 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
         return result
 
     return act
+
+
+def _presence(present: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """Return bools of presence, of agents in a batch of ``shape``."""
+    if present is None:  # TensorDict passes it for a key that data lack
+        actual = "no such entry"
+    elif present.dtype == torch.bool and present.shape == shape:
+        return present
+    else:
+        actual = f"{present.dtype} of shape {tuple(present.shape)}"
+    raise InputError(
+        f"present_key: expected an entry of bools of shape {shape}, one for each "
+        f"agent, got {actual}"
+    )
 
 
 def _entry(observation: Any, path: tuple[str, ...]) -> np.ndarray:

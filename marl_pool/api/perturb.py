@@ -18,7 +18,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.pettingzoo.teams import by_name
 from marl_pool.finite import validate_finite
 from marl_pool.observations.make import split_action_mask
-from marl_pool.observations.masks import MASK, fits, mask_sizes, read_mask
+from marl_pool.observations.masks import MASK, read_mask
 from marl_pool.observations.token_dict import TOKEN_PARTS, TokenDictView, token_spec
 from marl_pool.options.signatures import check_argument
 from marl_pool.options.types import Seed
@@ -28,6 +28,7 @@ from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.perturbations.turns import OwnTurns
 from marl_pool.policies.action_spaces import ActionRows, Selection
 from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.masks import validate_mask_space
 from marl_pool.policies.selection import SelectedTokens
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
@@ -241,15 +242,11 @@ class Perturber:
             if isinstance(rows.space, Selection)
         }
         self.perceived: dict[str, Tokens] = {}
-        for name, rows in self.rows.items():
+        for name in self.rows:
             agent = self.groups[name][0]
-            mask = self.masks[agent]
-            if mask is not None and not fits(mask_sizes(mask), rows.sizes):
-                raise InputError(
-                    f"env: agent {agent!r}: expected an {MASK} of shape "
-                    f"({sum(rows.sizes)},), or a Tuple of the sizes {rows.sizes}, got "
-                    f"{mask_sizes(mask)}"
-                )
+            validate_mask_space(
+                observation_spaces[agent], actions(agent), f"env: agent {agent!r}"
+            )
         # Episodes are counted since the last seed, and since construction for ramps.
         self.seed, self.episode, self.played = seed, -1, -1
         self.steps = 0

@@ -63,7 +63,7 @@ class LeavesView(TokenView):
     ) -> None:
         self.space = space
         by_path = dict(leaves_of(space))
-        masks = self._mask_paths(options, by_path, prefix)
+        masks = _mask_paths(options, by_path, prefix)
         mask_paths = {mask.part for mask in masks.values()}
         sets = {path: leaf for path, leaf in by_path.items() if path not in mask_paths}
         alone = len(sets) == 1
@@ -123,27 +123,6 @@ class LeavesView(TokenView):
         self.sets = frozenset(rows | {mask.part for mask in masks.values()})
         if SELF_NAME in spec.type_names:
             self.rename(TokenOptions(token_types=spec.type_names))
-
-    @staticmethod
-    def _mask_paths(
-        options: TokenOptions, paths: Collection[str], prefix: str
-    ) -> dict[str, SlotMask]:
-        """Return the masks of the options by the path of their set."""
-        masks: dict[str, SlotMask] = {}
-        for keys, absent in (
-            (options.presence_keys, False),
-            (options.padding_keys, True),
-        ):
-            for path, part in (keys or {}).items():
-                mask = SlotMask(part, absent)
-                for name in (path, part):
-                    if name not in paths or path in masks:
-                        raise InputError(
-                            f"{prefix}{_key_of(mask)}: expected each set once, with a "
-                            f"mask, among {listed([*paths])}, got {name}"
-                        )
-                masks[path] = mask
-        return masks
 
     @override
     def read(self, observation: Any) -> Mapping[str, Any]:
@@ -284,6 +263,29 @@ def _validate_distances(
             "choices without a position, got farthest"
         )
     validate_indices(f"{prefix}positions", positions, int(np.prod(element.shape or ())))
+
+
+def _mask_paths(
+    options: TokenOptions, paths: Collection[str], prefix: str
+) -> dict[str, SlotMask]:
+    """Return the masks of the options by the path of their set."""
+    masks: dict[str, SlotMask] = {}
+    for key, absent in (("presence_keys", False), ("padding_keys", True)):
+        parts = getattr(options, key) or {}
+        if parts and "" in paths:
+            raise InputError(
+                f"{prefix}{key}: expected null, since no entry that could be a mask "
+                f"lies beside the only set, got {dict(parts)}"
+            )
+        for path, part in parts.items():
+            for name in (path, part):
+                if name not in paths or path in masks or path == part:
+                    raise InputError(
+                        f"{prefix}{key}: expected each set once, with a mask, among "
+                        f"{listed([*paths])}, got {name}"
+                    )
+            masks[path] = SlotMask(part, absent)
+    return masks
 
 
 def _key_of(mask: SlotMask) -> str:

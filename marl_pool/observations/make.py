@@ -1,5 +1,6 @@
 """From a Gymnasium space to its view as tokens."""
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeGuard
@@ -77,6 +78,7 @@ def make_view(
             entry, options, number=number, vector=vector, where=where, prefix=prefix
         )
         return EntryView(inner, key, stored)
+    _validate_token_names(space, options, where)
     slices: dict[str, Slice] = {}
     if token_spec(space) is not None:
         view: TokenView = TokenDictView(space, number)
@@ -197,6 +199,33 @@ def _refusal_of_entries(space: spaces.Dict | spaces.Tuple) -> str:
     if len(set(names)) < len(names):
         return "a Dict whose paths of keys, joined by /, differ"
     return ""
+
+
+def _validate_token_names(
+    space: spaces.Space[Any], options: TokenOptions, where: str, path: str = ""
+) -> None:
+    """Raise InputError for a Dict that is almost one of tokens.
+
+    Its entries would be a set each. One that an option calls a mask is meant so.
+    """
+    if not isinstance(space, spaces.Dict | spaces.Tuple) or token_spec(space):
+        return
+    masks = {*(options.presence_keys or {}).values()}
+    masks |= {*(options.padding_keys or {}).values()}
+    for key, entry in entries_of(space):
+        _validate_token_names(entry, options, where, f"{path}{key}/")
+    keys = [str(key) for key, _ in entries_of(space)]
+    keys = [key for key in keys if f"{path}{key}" not in masks]
+    similar = {name: difflib.get_close_matches(name, keys, n=1) for name in TOKEN_PARTS}
+    missing = [name for name in TOKEN_PARTS if name not in keys]
+    if len(missing) > 1 and not all(similar.values()):
+        return
+    near = [name for name in missing if similar[name]]
+    hint = f"; did you mean {' and '.join(map(repr, near))}?" if near else ""
+    raise InputError(
+        f"{where}: expected features, types and padding{'' if missing else ' alone'}, "
+        f"got {listed(keys)}{f' in {path[:-1]}' if path else ''}{hint}"
+    )
 
 
 _FIXED = "a Box of (N, F), padded to a fixed N, with a presence column or rows of zeros"

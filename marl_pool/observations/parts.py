@@ -1,5 +1,6 @@
 """Storage of observations in arrays, with the checks of everything that is stored."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -32,6 +33,13 @@ def as_array(value: Any) -> np.ndarray | None:
         return np.asarray(value)
     except (ValueError, TypeError, RuntimeError):
         return None
+
+
+def kind_of(value: Any) -> str:
+    """Return in one line what a value is, such as ``a Dict of cars, goal``."""
+    if isinstance(value, Mapping):
+        return f"a Dict of {', '.join(map(str, value)) or 'nothing'}"[:200]
+    return f"{type(value).__name__} {' '.join(f'{value!r:.80}'.split())}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,10 +169,10 @@ class Part:
 
     def _array(self, value: Any) -> np.ndarray:
         array = as_array(value)
-        if array is None:
+        if array is None or isinstance(value, Mapping):
             raise InputError(
                 f"{self.label}expected an array of shape {self.shape}, as in its "
-                f"space, got {type(value).__name__}"
+                f"space, got {kind_of(value)}"
             )
         return array
 

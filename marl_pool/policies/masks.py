@@ -1,10 +1,42 @@
 """Checks of the action masks that environments give."""
 
+from typing import Any
+
+from gymnasium import spaces
 from torch import Tensor
 
+from marl_pool.observations.make import split_action_mask
+from marl_pool.observations.masks import MASK, fits, mask_sizes
+from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import place_in_batch
+
+
+def validate_mask_space(
+    observation: spaces.Space[Any], action: spaces.Space[Any], where: str
+) -> None:
+    """Raise InputError unless a mask has an entry for each option of each choice.
+
+    Args:
+        observation: space of an agent's observations, perhaps with a mask.
+        action: space of the agent's actions.
+        where: begin of the error.
+    """
+    _, mask = split_action_mask(observation)
+    if mask is None:
+        return
+    choices, sizes = ActionRows(action).sizes, mask_sizes(mask)
+    if fits(sizes, choices):
+        return
+    expected = f"of shape ({sum(choices)},)" if choices else "of choices only"
+    if len(choices) > 1:
+        expected += f", or a Tuple of the sizes {choices}"
+    actual = f"a Tuple of the sizes {sizes}" if len(sizes) > 1 else sizes
+    raise InputError(
+        f"{where}: expected an {MASK} {expected}, as for "
+        f"{' '.join(str(action).split())}, got {actual}"
+    )
 
 
 def validate_masks(

@@ -60,6 +60,7 @@ CONFIGS = {
 TOKENS = SPEC.space()
 ROWS = spaces.Box(-1, 1, (5, 3))
 CHOICE = spaces.Discrete(3)
+NUMBERS = spaces.Box(-1, 1, (2,))
 LIST = Repeated(spaces.Box(-1, 1, (3,)), max_len=5)
 MASKED = spaces.Dict(observation=ROWS, action_mask=spaces.MultiBinary(3))
 HEADS = {name: resolve(name, POOLING, "pooling", Pooling) for name in pooling_names()}
@@ -278,6 +279,24 @@ def test_options_of_rllib_count() -> None:
         (spaces.Dict(near=LIST), {}, r"tokenize_env\(env, max_tokens=…\)"),
         (TOKENS, {"model_config": {"use_lstm": True}}, "use_lstm: expected False"),
         (MASKED, {"algorithm": "sac"}, "action_mask: expected none"),
+        *(
+            (
+                spaces.Dict(cars=ROWS, action_mask=spaces.MultiBinary(size)),
+                {"algorithm": algorithm, "actions": actions},
+                message,
+            )
+            for algorithm in ("ppo", "appo", "impala", "dqn")
+            for size, actions, message in (
+                (2, CHOICE, r"shape \(3,\), as for Discrete\(3\), got \(2,\)"),
+                (5, CHOICE, r"shape \(3,\), as for Discrete\(3\), got \(5,\)"),
+                (2, NUMBERS, "expected an action_mask of choices only"),
+                (
+                    3,
+                    spaces.Dict(a=NUMBERS, b=CHOICE),
+                    "expected choices before any Box",
+                ),
+            )
+        ),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(
@@ -293,6 +312,25 @@ def test_other_algorithms_are_refused() -> None:
         message = f"one of PPO, APPO, IMPALA, DQN, SAC, got {name}"
         with pytest.raises(InputError, match=message):
             set_module_spec(config)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+@pytest.mark.parametrize(
+    ("observation", "message"),
+    [
+        ({"action_mask": np.ones((2, 5))}, r"\(2, 3\), as in .*, got \(2, 5\)"),
+        ({"action_mask": np.ones((1, 3))}, r"\(2, 3\), as in .*, got \(1, 3\)"),
+        ({}, r"action_mask: expected the shape \(2, 3\).*, got none"),
+        ({"observation": {"cars": 1}}, r"shape \(5, 3\), .*got a Dict of cars"),
+    ],
+)
+def test_observations_of_another_space_are_refused(
+    algorithm: str, observation: dict[str, Any], message: str
+) -> None:
+    rows = np.zeros((2, 5, 3), np.float32)
+    policy = as_policy(make_module(algorithm, MASKED))
+    with pytest.raises(InputError, match=message):
+        policy({"observation": rows, **observation})
 
 
 @pytest.mark.parametrize("module", [None, torch.nn.Linear(2, 2)])

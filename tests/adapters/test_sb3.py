@@ -433,6 +433,7 @@ def test_a_shuffle_costs_nothing():
         (spaces.Box(0, 1, (5, 3)), {"presence": "x"}, "presence: expected"),
         (spaces.Text(5), {}, "a MultiDiscrete of the characters' numbers"),
         (spaces.Dict(action_mask=spaces.MultiBinary(3)), {}, "a Dict with"),
+        (spaces.Dict(dict(list(TOKENS.items())[:2])), {}, "space: expected features, "),
     ],
 )
 def test_wrong_options(space, options, message):
@@ -530,6 +531,9 @@ def test_models_without_a_set_extractor():
     for other in (model, 3):
         with pytest.raises(InputError, match="expected a model of SB3 with a SetExt"):
             AnySizeModel(other)
+    for policy in (model.policy, 3):
+        with pytest.raises(InputError, match="policy: expected one of SB3 with a Set"):
+            resize_policy(policy, spaces.Box(-1, 1, (2,)))
 
 
 def test_choices_are_options():
@@ -585,6 +589,48 @@ def test_wrong_observations(observation, message):
     model = make(PPO, TOKENS, spaces.Discrete(3))
     with pytest.raises(InputError, match=message):
         AnySizeModel(model)(observation)
+
+
+NAN = np.full((4, 3), np.nan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"action_mask": np.ones((2, 5))}, r"action_mask: expected \(3,\).*\(2, 5\)"),
+        ({"action_mask": np.ones((3, 3))}, r"one batch, .*\(3,\) of action_mask, .2,"),
+        ({"action_mask": np.ones(3)}, r"batches \(\) of action_mask, \(2,\) of cars"),
+        ({"cars": np.stack((NAN, 0 * NAN))}, "expected finite numbers, got NaN"),
+        ({"cars": [[1, 2], [3]]}, r"an array of \(4, 3\), got list \[\[1, 2"),
+        ({"cars": {"near": 1, "far": 2}}, r"an array of .*got a Dict of near, far"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", [MaskablePPO, PPO, DQN])
+def test_entries_and_masks_that_do_not_fit(algorithm, changes, message):
+    space = spaces.Dict(
+        cars=spaces.Box(-1, 1, (4, 3)), action_mask=spaces.MultiBinary(3)
+    )
+    model = AnySizeModel(make(algorithm, space, spaces.Discrete(3), dim=8))
+    observation = {"cars": np.zeros((2, 4, 3)), "action_mask": np.ones((2, 3))}
+    assert model(observation).shape == (2,)
+    with pytest.raises(InputError, match=message) as caught:
+        model({**observation, **changes})
+    assert "\n" not in str(caught.value)
+
+
+def test_masks_that_the_space_lacks_are_held_to_the_actions():
+    space = spaces.Box(-1, 1, (4, 3))
+    model = AnySizeModel(
+        make(MaskablePPO, spaces.Dict(cars=space), spaces.Discrete(3), dim=8)
+    )
+    observation = {"cars": np.zeros((2, 4, 3))}
+    with pytest.raises(InputError, match=r"of shape \(2, 3\), got \(2, 5\)"):
+        model({**observation, "action_mask": np.ones((2, 5))})
+    with pytest.raises(InputError, match=r"0 and 1 of .*got ndarray array\(\[\[0.5"):
+        model({**observation, "action_mask": np.full((2, 3), 0.5)})
+    model = AnySizeModel(make(PPO, space, spaces.Discrete(3), dim=8))
+    with pytest.raises(InputError, match=r"an array of \(4, 3\), got a Dict of cars"):
+        model(observation)
 
 
 @pytest.mark.parametrize(

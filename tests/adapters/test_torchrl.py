@@ -157,6 +157,24 @@ def test_absent_agents_change_no_value_and_no_gradient() -> None:
     assert all(p.grad is None or p.grad.isfinite().all() for p in critic.parameters())
 
 
+@pytest.mark.parametrize(
+    ("present", "message"),
+    [
+        (None, "got no such entry"),
+        (torch.ones(2, 3).long(), r"got torch.int64 of shape \(2, 3\)"),
+        (torch.ones(2, 1).bool(), r"of shape \(2, 3\), .*got torch.bool .*\(2, 1\)"),
+    ],
+)
+def test_presence_is_there_and_of_bools(present, message) -> None:
+    critic = SetCritic(token_observations(), present_key="present", **SMALL)
+    observed = observations(2, NUM_AGENTS)
+    observed.batch_size = [2]
+    if present is not None:
+        observed["present"] = present
+    with pytest.raises(InputError, match=f"present_key: expected .*{message}"):
+        critic(observed)
+
+
 @pytest.mark.parametrize("name", ["ada", "max", "pma"])
 def test_weights_serve_any_number_of_agents_and_tokens(name: str) -> None:
     critic = SetCritic(token_observations(), pooling=name, **SMALL)
@@ -452,6 +470,9 @@ def test_a_policy_reads_observations_of_any_space(spec, observation) -> None:
 
 
 def test_a_policy_needs_what_it_reads_and_actions() -> None:
+    for actor in (3, torch.nn.Linear(2, 2)):
+        with pytest.raises(InputError, match="actor: expected a ProbabilisticActor"):
+            as_policy(actor)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="actor: expected an out_key action"):
         as_policy(SetActor(token_observations(), 4, **SMALL))
     policy = as_policy(choosing(in_keys=[("agents", "logits")]))

@@ -415,6 +415,23 @@ WRONG_OPTIONS: list[tuple[spaces.Space, dict[str, Any], str]] = [
     (box(4, 4), {"channels": "first"}, "env.channels: expected 'last'.*got 'first'"),
     (tokens_space(), {"padding": "zero_rows"}, "env.padding: expected null"),
     (
+        spaces.Dict(cars=box(4, 3), action_mask=spaces.MultiBinary(2)),
+        {"presence_keys": {"cars": "m"}},
+        "env.presence_keys: expected null, since no entry .* got {'cars': 'm'}",
+    ),
+    *(
+        (
+            spaces.Dict(cars=box(4, 3), m=spaces.MultiBinary(4)),
+            {"padding_keys": {name: part}},
+            f"env.padding_keys: expected each set once, .* among cars, m, got {wrong}$",
+        )
+        for name, part, wrong in (
+            ("cars", "n", "n"),
+            ("car", "m", "car"),
+            ("cars", "cars", "cars"),
+        )
+    ),
+    (
         box(6),
         {"slices": {"b": [2, 6], "a": {"start": 0, "count": 3, "features": 1}}},
         "env.slices.b: expected a range from 3, after that of a, got 2 to 6",
@@ -496,6 +513,48 @@ def test_a_space_that_cannot_become_tokens_is_refused_with_what_would_fit(
     assert text.startswith("env.module: agent 'a': expected observations that can")
     assert "\n" not in text
     assert len(text) < 700
+
+
+ALMOST_TOKENS: list[tuple[dict[str, spaces.Space], str]] = [
+    ({"features": box(4, 3), "types": box(4)}, "and padding, got features, types$"),
+    (
+        {"features": box(4, 3), "type": box(4), "padding": box(4)},
+        "got features, padding, type; did you mean 'types'.$",
+    ),
+    (
+        {"feature": box(4, 3), "type": box(4), "paddings": box(4)},
+        "did you mean 'features' and 'types' and 'padding'.$",
+    ),
+    (
+        {**tokens_space().spaces, "goal": box(3)},
+        "padding alone, got features, goal, padding, types$",
+    ),
+    (
+        {"near": spaces.Dict(features=box(4, 3), types=box(4)), "far": box(2, 3)},
+        "got features, types in near$",
+    ),
+    (
+        {
+            "features": box(4, 3),
+            "types": box(4),
+            "action_mask": spaces.MultiBinary(2),
+        },
+        "got features, types$",
+    ),
+]
+
+
+@pytest.mark.parametrize(("entries", "message"), ALMOST_TOKENS)
+def test_a_dict_that_is_almost_one_of_tokens_is_refused(entries, message):
+    with pytest.raises(InputError, match=f"^env: expected features, .*{message}"):
+        make_view(spaces.Dict(entries), where="env")
+
+
+def test_a_mask_may_have_the_name_of_a_part_of_tokens():
+    space = spaces.Dict(features=box(4, 3), padding=spaces.MultiBinary(4))
+    view = view_of(space, padding_keys={"features": "padding"})
+    assert view.spec.num_tokens == 4
+    assert view_of(spaces.Dict(features=box(4, 3), type=box(3))).spec.num_types == 2
 
 
 def test_a_spec_is_only_of_dicts_of_tokens():

@@ -19,11 +19,12 @@ from torch import Tensor
 from marl_pool.envs.pettingzoo.env_copy import ParallelStep
 from marl_pool.envs.pettingzoo.life import agent_names
 from marl_pool.envs.pettingzoo.turn_based import TurnBasedAgents
-from marl_pool.observations.make import split_action_mask, validate_space
-from marl_pool.observations.masks import MASK, fits, mask_sizes, read_mask
+from marl_pool.observations.make import validate_space
+from marl_pool.observations.masks import MASK, read_mask
 from marl_pool.observations.view import TokenView
 from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.masks import validate_mask_space
 from marl_pool.utils.errors import InputError, described
 
 Arrays = dict[str, np.ndarray]
@@ -173,33 +174,20 @@ def _make_team(
                 f"env.groups: agents {first!r} and {agent!r} of group {name!r} "
                 "have different spaces"
             )
-    where = f"env.module: agent {first!r}:"
-    validate_space(observation, where.removesuffix(":"))
+    where = f"env.module: agent {first!r}"
+    validate_space(observation, where)
     # Actions must be choices or boxes of floats.
     turn_based = isinstance(env, TurnBasedAgents)
     team = PettingZooTeam(tuple(agents), observation, action, turn_based)
     try:
-        spec = team.spec
+        rows, _ = team.rows, team.spec
     except InputError as error:
-        raise InputError(f"{where} {_one_line(error)}") from error
-    if not team.rows.has_float_boxes:
+        raise InputError(f"{where}: {_one_line(error)}") from error
+    if not rows.has_float_boxes:
         raise InputError(
-            f"{where} expected actions in a Box of floats, got {_one_line(action)}"
+            f"{where}: expected actions in a Box of floats, got {_one_line(action)}"
         )
-    # A mask has an entry for each option of each choice.
-    _, mask = split_action_mask(observation)
-    if mask is not None and not fits(mask_sizes(mask), spec.sizes):
-        expected = "of choices only"
-        if spec.sizes:
-            expected = f"of shape ({spec.num_options},)"
-        if len(spec.sizes) > 1:
-            expected += f", or a Tuple of the sizes {spec.sizes}"
-        sizes = mask_sizes(mask)
-        actual = f"a Tuple of the sizes {sizes}" if len(sizes) > 1 else sizes
-        raise InputError(
-            f"{where} expected an {MASK} {expected}, as for {_one_line(action)}, "
-            f"got {actual}"
-        )
+    validate_mask_space(observation, action, where)
     return team
 
 

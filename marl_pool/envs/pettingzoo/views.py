@@ -83,6 +83,7 @@ class ViewMaker:
                 TokenOptions(**options),
                 number=self.number,
                 vector=view_of_vector,
+                where=f"env.module: agent {team.agents[0]!r}",
                 prefix="env.",
             )
         except InputError as error:
