@@ -16,7 +16,7 @@ from marl_pool.envs.drawing.marks import Glyphs
 from marl_pool.envs.foraging.steps import LOAD, MOVES, NONE, step_beside
 from marl_pool.options.types import Episodes, NonNegativeFloat, PositiveInt, Repeats
 from marl_pool.policies.action_spaces import Selection
-from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
+from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec, self_first
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import uniform
 
@@ -128,11 +128,8 @@ class LevelBasedForaging(BatchedEnv):
                 has_action_masks=choices == "food",
             )
         }
-        # An agent's own token, then those of the others.
-        order = [
-            [i, *(j for j in range(num_agents) if j != i)] for i in range(num_agents)
-        ]
-        self._order = self._constant(order, torch.int64)
+        numbers = torch.arange(num_agents, device=self.device)
+        self._order = self_first(numbers, num_agents)
         types = [0] + [1] * (num_agents - 1) + [2] * num_food
         self._types = self._constant(types, torch.int64)
         stay = (0, 0)
