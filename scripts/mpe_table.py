@@ -67,8 +67,8 @@ def players(
         player = pair[side(name)]
         if player == TRAINED:
             continue
-        written = HEURISTIC if player == DEAF else player
-        policy = scripted_policy(written, env=task, role=name, group=group)
+        script = HEURISTIC if player == DEAF else player
+        policy = scripted_policy(script, env=task, role=name, group=group)
         if player == DEAF and isinstance(policy, ListenerHeuristic):
             policy = DeafScript(policy)
         policies[name] = policy
@@ -134,20 +134,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("csv", type=Path)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--episodes", type=int, default=1000)
-    chosen = parser.parse_args(arguments)
-    if not chosen.csv.parent.is_dir():
-        parser.error(f"there is no folder {chosen.csv.parent}")
+    options = parser.parse_args(arguments)
+    if not options.csv.parent.is_dir():
+        parser.error(f"there is no folder {options.csv.parent}")
     with reported(parser):
         tasks: dict[str, list[Path]] = {}
-        for run in chosen.runs:
+        for run in options.runs:
             task = Run.open(run).config["env"]["name"]
             tasks.setdefault(task, []).append(run)
         results = [
             row
             for task, runs in tasks.items()
-            for row in rows(task, runs, chosen.episodes)
+            for row in rows(task, runs, options.episodes)
         ]
-    with chosen.csv.open("w", newline="") as file:
+    with options.csv.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(results[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(results)
