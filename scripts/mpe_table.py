@@ -67,8 +67,8 @@ def players(
         player = pair[side(name)]
         if player == TRAINED:
             continue
-        written = HEURISTIC if player == DEAF else player
-        policy = scripted_policy(written, env=task, role=name, group=group)
+        script = HEURISTIC if player == DEAF else player
+        policy = scripted_policy(script, env=task, role=name, group=group)
         if player == DEAF and isinstance(policy, ListenerHeuristic):
             policy = DeafScript(policy)
         policies[name] = policy
@@ -99,27 +99,33 @@ def rows(task: str, runs: list[Path], episodes: int) -> Iterator[Row]:
 
 
 def table(results: list[Row]) -> str:
-    """Tabulate a pair of players in a line, with the last group of each side."""
-    lines: dict[tuple[str, ...], dict[str, dict[str, list[float]]]] = {}
+    """Tabulate the agents' players as columns, and what both sides get in each cell."""
+    lines: dict[tuple[str, str], dict[str, dict[str, list[float]]]] = {}
     for row in results:
-        cells = lines.setdefault(tuple(str(row[k]) for k in ("task", *SIDES)), {})
-        of_group = cells.setdefault(side(str(row["group"])), {})
-        of_group.setdefault(str(row["group"]), []).append(float(row["mean"]))
+        line = lines.setdefault((str(row["task"]), str(row["adversaries"])), {})
+        cell = line.setdefault(str(row["agents"]), {})
+        cell.setdefault(str(row["group"]), []).append(float(row["mean"]))
+    names = RANDOM, DEAF, HEURISTIC, TRAINED
     body = [
-        [*names, *(_cell(list(cells.get(name, {}).values())) for name in SIDES)]
-        for names, cells in lines.items()
+        [*line, *(_cell(cells.get(name, {})) for name in names)]
+        for line, cells in lines.items()
     ]
     return markdown_table(
-        ["task", *SIDES, *(f"return of {name}" for name in SIDES)], body
+        ["task", SIDES[0], *(f"{name} agents" for name in names)], body
     )
 
 
-def _cell(groups: list[list[float]]) -> str:
-    values = groups[-1] if groups else []
+def _cell(groups: Mapping[str, list[float]]) -> str:
+    """Show the last group of each side, the adversaries' first."""
+    of_sides = {side(name): values for name, values in groups.items()}
+    return "; ".join(_mean(of_sides[name]) for name in SIDES if name in of_sides)
+
+
+def _mean(values: list[float]) -> str:
     if len(values) < 2:
-        return "".join(f"{value:.2f}" for value in values)
+        return f"{values[0]:.1f}"
     half = t.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
-    return f"{mean(values):.2f} ± {half:.2f}"
+    return f"{mean(values):.1f} ± {half:.1f}"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -128,20 +134,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("csv", type=Path)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--episodes", type=int, default=1000)
-    chosen = parser.parse_args(arguments)
-    if not chosen.csv.parent.is_dir():
-        parser.error(f"there is no folder {chosen.csv.parent}")
+    options = parser.parse_args(arguments)
+    if not options.csv.parent.is_dir():
+        parser.error(f"there is no folder {options.csv.parent}")
     with reported(parser):
         tasks: dict[str, list[Path]] = {}
-        for run in chosen.runs:
+        for run in options.runs:
             task = Run.open(run).config["env"]["name"]
             tasks.setdefault(task, []).append(run)
         results = [
             row
             for task, runs in tasks.items()
-            for row in rows(task, runs, chosen.episodes)
+            for row in rows(task, runs, options.episodes)
         ]
-    with chosen.csv.open("w", newline="") as file:
+    with options.csv.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(results[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(results)

@@ -39,9 +39,9 @@ def test_the_table_has_means_over_runs_and_half_of_the_t_interval():
     ]
     # scipy.stats.t.interval(0.95, 2, 2, 3**-0.5) is 2 ± 2.484.
     assert mpe_table.table(rows).splitlines()[-1] == (
-        "| simple_push | random | trained | 2.00 ± 2.48 | 2.00 ± 2.48 |"
+        "| simple_push | random |  |  |  | 2.0 ± 2.5; 2.0 ± 2.5 |"
     )
-    assert mpe_table.table(rows[:1]).endswith("| 1.00 |  |")
+    assert mpe_table.table(rows[:1]).endswith("|  | 1.0 |")
 
 
 @pytest.mark.parametrize(
@@ -73,4 +73,4 @@ def test_a_run_plays_either_side_and_both(tmp_path, capsys):
         rows = list(csv.DictReader(stream))
     assert len(rows) == 2 * 9
     assert [row["run"] for row in rows].count("run") == 2 * 5
-    assert capsys.readouterr().out.count("trained") == 6
+    assert capsys.readouterr().out.count("| trained |") == 1
