@@ -28,9 +28,13 @@ def new_file(text: str) -> Path:
 
 def positive(text: str) -> int:
     """Return a number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
         raise ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)
+    return number
 
 
 @contextmanager
