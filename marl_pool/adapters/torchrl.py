@@ -289,8 +289,8 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
             of a single agent.
 
     Raises:
-        InputError: no actor, or one without actions; from the policy, an observation without
-            what the actor reads.
+        InputError: no actor, or one without actions; from the policy, an observation
+            without what the actor reads.
     """
     if not isinstance(actor, TensorDictModuleBase):
         raise InputError(

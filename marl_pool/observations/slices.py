@@ -11,7 +11,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.observations.parts import Part
-from marl_pool.observations.view import WHOLE, InnerView, Slices, TokenView
+from marl_pool.observations.view import WHOLE, InnerView, Range, Slices, TokenView
+from marl_pool.options.signatures import check_argument, unknown_key
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
@@ -42,8 +43,8 @@ def read_slices(slices: Slices, size: int, prefix: str) -> dict[str, Slice]:
         prefix: begin of errors.
 
     Raises:
-        InputError: no slice, a range outside the vector, ranges that overlap, or an
-            unknown key.
+        InputError: no slice, one that is no range, a range outside the vector, ranges
+            that overlap, or an unknown key.
     """
     if not slices:
         raise InputError(f"{prefix}slices: expected at least one, got none")
@@ -62,10 +63,15 @@ def read_slices(slices: Slices, size: int, prefix: str) -> dict[str, Slice]:
 
 
 def _read_slice(key: str, value: Any, size: int) -> Slice:
+    for name, number in value.items() if isinstance(value, Mapping) else ():
+        if name not in KEYS:
+            raise unknown_key(f"{key}.{name}", KEYS)
+        check_argument(f"{key}.{name}", number, int)
     if not isinstance(value, Mapping):
+        check_argument(key, value, Range)
         start, stop = value
         part = Slice(start, stop, (stop - start,))
-    elif {"start", "count", "features"} <= value.keys() <= KEYS:
+    elif {"start", "count", "features"} <= value.keys():
         start, shape = value["start"], (value["count"], value["features"])
         stop = start + shape[0] * shape[1]
         part = Slice(start, stop, shape, value.get("presence"))

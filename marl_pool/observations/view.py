@@ -25,7 +25,9 @@ SELF_NAME = "self"
 """Name of the type of the observer's own tokens, which is type 0."""
 Arrays = Mapping[str, np.ndarray]
 """Arrays ``(*B, …)`` by the names of parts."""
-Slices = Mapping[str, tuple[int, int] | Mapping[str, int]]
+Range = tuple[int, int] | Mapping[str, int]
+"""Range of a vector: start and stop, or start, count and features."""
+Slices = Mapping[str, Range]
 """Ranges of a vector by name; see `TokenOptions`."""
 
 
@@ -80,6 +82,8 @@ class TokenOptions:
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self), include_extras=True)
+        # `read_slices` checks the ranges, and names the one that is wrong.
+        hints["slices"] = Mapping[str, Any] | None
         for item in fields(self):
             value = getattr(self, item.name)
             if value != item.default:

@@ -189,13 +189,26 @@ def texts_in(value: object) -> set[str]:
     return {str(value)} if isinstance(value, str) else set()
 
 
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Return the choice that a misspelt name may mean; empty if there is none.
+
+    That is the most similar one, or the longest one all of whose words, joined by
+    underscores, are in the name: ``clip`` for ``clip_param``.
+    """
+    names = sorted(choices)
+    similar = difflib.get_close_matches(name, names, n=1)
+    words = {*name.split("_")}
+    inside = [choice for choice in names if {*choice.split("_")} <= words]
+    return next(iter(similar), "") or max(inside, key=len, default="")
+
+
 def unknown(kind: str, name: object, choices: Iterable[str]) -> InputError:
     """Build the error for an unknown name, with the choices and the nearest one."""
     names = sorted(choices)
     if not names:
         return InputError(f"unknown {kind} {name!r}: there is none")
-    near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest(str(name), names)
+    hint = f" Did you mean {near!r}?" if near else ""
     return InputError(f"unknown {kind} {name!r}: choose from {', '.join(names)}.{hint}")
 
 

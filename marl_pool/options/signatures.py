@@ -1,7 +1,6 @@
 """Options of constructors: read from signatures, checked, explained by docstrings."""
 
 import ast
-import difflib
 import importlib.util
 import inspect
 import json
@@ -31,7 +30,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from marl_pool.options.names import unknown
+from marl_pool.options.names import nearest, unknown
 from marl_pool.options.types import check_size
 from marl_pool.utils.errors import InputError
 
@@ -233,8 +232,9 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def _misfit(key: str, value: Any, annotation: Any) -> InputError:
-    near = difflib.get_close_matches(str(value), _alternatives(annotation), n=1)
-    hint = f". Did you mean {near[0]!r}?" if near else ""
+    # Numbers are not spelt, and "1" is as near to 1 as to nothing.
+    near = nearest(value, _alternatives(annotation)) if isinstance(value, str) else ""
+    hint = f". Did you mean {near!r}?" if near not in ("", value) else ""
     return InputError(
         f"{key}: expected {describe(annotation)}, got {show(value):.200}{hint}"
     )

@@ -436,6 +436,21 @@ WRONG_OPTIONS: list[tuple[spaces.Space, dict[str, Any], str]] = [
         {"slices": {"b": [2, 6], "a": {"start": 0, "count": 3, "features": 1}}},
         "env.slices.b: expected a range from 3, after that of a, got 2 to 6",
     ),
+    *(
+        (box(6), {"slices": {"a": [0, 2], "b": value}}, f"^env.slices.b{message}")
+        for value, message in (
+            (
+                {"start": 2, "count": np.nan, "features": 2},
+                ".count: .*integer, got nan",
+            ),
+            ({"start": "2", "count": 1, "features": 2}, ".start: .*integer, got '2'"),
+            ({"start": 2, "cont": 1, "features": 2}, ".cont: .*Did you mean 'count'"),
+            ({"start": 2, "count": 1}, ": expected .*start, stop.* or a mapping of"),
+            ([2, np.nan], r": expected a list of 2 .*, got \[2, nan\]"),
+            ([2, 4, 6], r": expected a list of 2 .*, got \[2, 4, 6\]"),
+            (3, ": expected a list of 2 .*, got 3"),
+        )
+    ),
 ]
 
 

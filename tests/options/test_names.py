@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from marl_pool.envs import make_batched_env
 from marl_pool.options.construction import build
-from marl_pool.options.names import resolve, target, unknown
+from marl_pool.options.names import nearest, resolve, target, unknown
 from marl_pool.perturbations import make_perturbation
 from marl_pool.pooling import make_pooling
 from marl_pool.utils.errors import InputError
@@ -60,6 +60,20 @@ def test_target_imports_nothing() -> None:
     assert target("x", {"x": name}, "thing") == name
     assert target(name, {}, "thing") == name
     assert "email.mime.audio" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("clp", "clip"),
+        ("clip_param", "clip"),
+        ("some_long_param_kl_value", "kl_value"),
+        ("learning_rate", ""),
+        ("", ""),
+    ],
+)
+def test_the_nearest_name_is_similar_or_a_part(name: str, expected: str) -> None:
+    assert nearest(name, ["clip", "kl", "kl_value", "lr"]) == expected
 
 
 def test_an_unknown_name_lists_the_choices_and_the_nearest() -> None:
@@ -179,6 +193,15 @@ def test_build_refuses_unknown_options_and_names_the_missing() -> None:
             lambda: make_perturbation("jitter", severity=2),
             "perturbation.severity: expected a number in [0, 1], or two: "
             "[low, high], got 2",
+        ),
+        *(
+            (
+                lambda domain=domain: make_batched_env(
+                    "mpev2_spread", 1, domain=domain
+                ),
+                f"env.domain: expected 0, 1 or 2, got {domain!r}",
+            )
+            for domain in (-1, 12, "1")
         ),
     ],
 )

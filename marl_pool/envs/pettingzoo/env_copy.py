@@ -1,9 +1,10 @@
 """Third-party PettingZoo environments: built, stepped, replayed and rendered."""
 
-import difflib
 import importlib
 import inspect
 import itertools
+import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -35,7 +36,7 @@ from marl_pool.envs.simulation import (
     Simulator,
 )
 from marl_pool.observations.masks import MASK
-from marl_pool.options.names import validate_trusted
+from marl_pool.options.names import nearest, validate_trusted
 from marl_pool.utils.errors import InputError, described, source
 
 Factory = Callable[..., Any]
@@ -84,10 +85,9 @@ def find_factory(module: str) -> Factory:
         imported = importlib.import_module(path)
     except (Exception, SystemExit) as error:  # third-party code may raise any exception
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        extra = EXTRA_OF.get((missing or "").partition(".")[0])
-        hint = f'; pip install "marl-pool[{extra}]"' if extra else ""
         raise InputError(
-            f"env.module: {path!r} cannot be imported: {described(error)}{hint}"
+            f"env.module: {path!r} cannot be imported: {described(error)}"
+            f"{_import_hint(missing or '')}"
         ) from error
     attribute = next((name for name in names if hasattr(imported, name)), names[0])
     factory: Factory | None = getattr(imported, attribute, None)
@@ -96,14 +96,26 @@ def find_factory(module: str) -> Factory:
         factory = partial(gymnasium.make, attribute, disable_env_checker=True)
     if not callable(factory):
         names = [*vars(imported), *gymnasium.registry] if ":" in module else []
-        near = difflib.get_close_matches(attribute, names, n=1)
-        hint = f". Did you mean {near[0]!r}?" if near else ""
+        near = nearest(attribute, names)
+        hint = f". Did you mean {near!r}?" if near else ""
         raise InputError(
             f"env.module: expected a module with parallel_env or env, or "
             f"package.module:callable, or package:id of Gymnasium; {path!r} has no "
             f"{attribute!r}{hint}"
         )
     return factory
+
+
+def _import_hint(missing: str) -> str:
+    """Return what may mend the import of a module that is missing; "" if unknown."""
+    top = missing.partition(".")[0]
+    if sys.modules.get(top) is None:
+        extra = EXTRA_OF.get(top)
+        return f'; pip install "marl-pool[{extra}]"' if extra else ""
+    package, _, name = missing.rpartition(".")
+    folders = getattr(sys.modules.get(package), "__path__", ())
+    near = nearest(name, [module.name for module in pkgutil.iter_modules(folders)])
+    return f". Did you mean {f'{package}.{near}'!r}?" if near else ""
 
 
 def _make_registered(module: str, **options: Any) -> Any:

@@ -80,7 +80,7 @@ class ViewMaker:
         try:
             view = make_view(
                 team.observation,
-                TokenOptions(**options),
+                _token_options(options),
                 number=self.number,
                 vector=view_of_vector,
                 where=f"env.module: agent {team.agents[0]!r}",
@@ -199,3 +199,10 @@ class TokenizedView(TokenView):
             raise InputError(
                 f"{where}: expected types below {spec.num_types}, got {highest}"
             )
+
+
+def _token_options(options: Mapping[str, Any]) -> TokenOptions:
+    try:
+        return TokenOptions(**options)
+    except InputError as error:
+        raise InputError(f"env.{error}") from error

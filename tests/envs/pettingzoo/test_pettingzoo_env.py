@@ -731,3 +731,16 @@ def test_a_missing_mpe2_names_the_extra(monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
     with pytest.raises(InputError, match=r'pip install "marl-pool\[mpe\]"'):
         find_factory("mpe2.simple_spread_v3")
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("mpe2.simple_spred_v3", r"Did you mean 'mpe2.simple_spread_v3'\?$"),
+        ("mpe2.zzz", "No module named 'mpe2.zzz'$"),
+        ("os.pth", "'os' is not a package$"),
+    ],
+)
+def test_a_misspelt_module_of_a_package_that_is_there(module, message):
+    with pytest.raises(InputError, match=message):
+        find_factory(module)
