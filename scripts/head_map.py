@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from head_map_tables import CELL, draw, report, write_page
-from study_arguments import new_picture, reported
+from study_arguments import new_file, reported
 
 from marl_pool import evaluate, load_policy
 from marl_pool.runs.run import Run
@@ -237,7 +237,7 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("action", choices=["list", "collect", "table"])
     parser.add_argument("source", type=Path, help="folder of runs, or the CSV")
-    parser.add_argument("--out", type=new_picture, help="CSV or picture to write")
+    parser.add_argument("--out", type=new_file, help="CSV or picture to write")
     parser.add_argument("--page", type=Path, help="page whose tables to replace")
     arguments = parser.parse_args()
     source, out = arguments.source, arguments.out

@@ -76,6 +76,7 @@ ADVICE = (
         (),
         (),
         "no",
+        seeds=(0,),
     ),
     Advice(
         "If the share of signal will change, not avg but ada.",

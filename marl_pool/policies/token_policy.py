@@ -59,13 +59,15 @@ class TokenPolicy(SpecifiedPolicy):
     With ``action="select"`` the action head points at tokens. It gives a logit for each
     fixed option of a `Selection`, and a query q; the logit of the token in slot i is
 
-    .. math:: l_i = q \cdot W x_i / \sqrt{E}
+    .. math:: l_i = q \cdot (W x_i + b) / \sqrt{E}
 
     with the encoder's vector :math:`x_i` of width E. Tokens that are absent or of other
     types, and options that the action mask forbids, have a probability of exactly 0.
     Permuting the tokens permutes the options, and the policy acts on any number of
-    them. The score is the attention of pointer networks (Vinyals, Fortunato and Jaitly,
-    2015, https://arxiv.org/abs/1506.03134, section 2.3), as a scaled dot product.
+    them, if the encoder is equivariant and the pooling head invariant. Source: pointer
+    networks (Vinyals, Fortunato and Jaitly, 2015, https://arxiv.org/abs/1506.03134,
+    section 2.3), whose score is additive, :math:`v \cdot \tanh(W_1 x_i + W_2 q)`; here
+    it is a scaled dot product.
 
     With a recurrent pooling head (`MemoryPooling`) the policy has its memory; otherwise
     it is memoryless.

@@ -18,6 +18,8 @@ from marl_pool.rollout import Rollout
 ENVS: dict[str, dict[str, Any]] = {
     "boxworld": {"random_distractors": True},
     "cartpole": {"noise_channels": 2},
+    "lbforaging": {"choices": "food"},
+    "mpev2_guard": {"domain": 0},
     "simple_centroid": {"counts": "2-3-8"},
     "simple_tag": {"counts": "2-2-4", "prey": "learned"},
 }

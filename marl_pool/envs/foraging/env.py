@@ -63,13 +63,15 @@ class LevelBasedForaging(BatchedEnv):
     `Papoudakis et al. (2021) <https://arxiv.org/abs/2006.07869>`_; its
     ``Foraging-8x8-2p-2f-coop-v3`` is the default. A test holds rewards, observations
     and ends to it over random episodes, exactly. Differences: random numbers are our
-    own; positions are relative; an episode that reaches ``max_steps`` is truncated,
+    own; starts do not depend on the episode before, as the first player's does there;
+    positions are relative; an episode that reaches ``max_steps`` is truncated,
     there it is over; food is placed without a limit of tries.
 
     Args:
         size: cells along a side of the grid, at least 3.
         num_agents: number of agents.
-        num_food: number of food at the start.
+        num_food: number of food at the start; fewer where no free cell is left that is
+            not at the border or near other food.
         cooperative: all food needs the three weakest agents, or both.
         max_level: highest level of an agent; the lowest is 1.
         sight: cells that an agent sees in each direction, or None for the whole grid.

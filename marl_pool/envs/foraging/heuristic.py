@@ -6,9 +6,10 @@ from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.foraging.env import LEVEL, POSITION, TYPE_NAMES
-from marl_pool.envs.foraging.steps import MOVES, NONE, step_beside
+from marl_pool.envs.foraging.steps import NONE, STEPS, step_beside
 from marl_pool.envs.scripted import Heuristic
 from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.utils.devices import constant
 
 FAR = 1 << 12
 """Row of a cell that is nowhere on a grid."""
@@ -64,7 +65,7 @@ class ForagingHeuristic(Heuristic):
         occupied = cells.masked_fill(~(is_agent | is_food)[..., None], FAR)
         obstacles = occupied[..., None, :, :]
         # Leave the way to agents that come before this one by row and column.
-        moves = torch.tensor(((0, 0), *MOVES, (0, 0)), device=cells.device)
+        moves = constant((0, 0, *STEPS, 0, 0), cells.device).view(-1, 2)
         following = cells + moves[step_beside(cells, goals, obstacles)]
         place = row * FAR + column
         comes_before = place < (place * is_self).sum(-1, keepdim=True)

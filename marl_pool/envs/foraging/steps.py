@@ -1,12 +1,17 @@
 """The grid's moves, and the step to a place on it."""
 
+from itertools import chain
+
 import torch
 from torch import Tensor
+
+from marl_pool.utils.devices import constant
 
 NONE, LOAD = 0, 5
 """Actions beside the moves, which have the numbers 1 to 4."""
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """Change of row and column by north, south, west and east."""
+STEPS = tuple(chain(*MOVES))
 
 
 def step_beside(
@@ -27,7 +32,7 @@ def step_beside(
     Returns:
         ``(*B,)`` int64.
     """
-    moves = torch.tensor(MOVES, device=place.device, dtype=place.dtype)
+    moves = constant(STEPS, place.device, place.dtype).view(-1, 2)
     cells = place[..., None, :] + moves
     sides = goal[..., None, :] + moves
     around = torch.cat([cells, sides], -2)

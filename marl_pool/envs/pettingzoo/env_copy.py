@@ -6,7 +6,6 @@ import itertools
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,7 +36,7 @@ from marl_pool.envs.simulation import (
 )
 from marl_pool.observations.masks import MASK
 from marl_pool.options.names import nearest, validate_trusted
-from marl_pool.utils.errors import InputError, described, source
+from marl_pool.utils.errors import InputError, UnfitTokensError, described, source
 
 Factory = Callable[..., Any]
 SIGNATURES = {"reset": "reset(seed=None, options=None)", "step": "step(action)"}
@@ -258,14 +257,21 @@ class ParallelSimulator(Simulator[ParallelStep]):
         """Return the environment's state, and nothing else of a step.
 
         Raises:
-            InputError: the environment does not define it.
+            UnfitTokensError: the environment does not define it.
+            InputError: it raises another error.
         """
         cls = type(self.env.unwrapped)
         method = getattr(cls, "state", None)
         if callable(method) and method not in UNDEFINED_STATES:
-            with suppress(NotImplementedError):
+            try:
                 return ParallelStep(state=self.env.state())
-        raise InputError(
+            except NotImplementedError:
+                pass
+            except Exception as error:  # a user's environment may raise anything
+                raise InputError(
+                    f"env.module: state() of {cls.__name__} raised {described(error)}"
+                ) from error
+        raise UnfitTokensError(
             f"env.module: expected an environment that defines state(), got "
             f"{cls.__name__}, which does not"
         )

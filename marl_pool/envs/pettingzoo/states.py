@@ -103,6 +103,11 @@ class StateTokens:
         for (name, _), size, stop in zip(self.order, sizes, stops, strict=True):
             places = [*range(stop - size, stop), *[None] * (width - size)]
             slots.append(Slot(name, tuple(places)))
+        if SELF in self.teams:
+            raise InputError(
+                f"env.groups: expected names other than {SELF!r}, the type of the "
+                "agent itself in a state, got one of that name"
+            )
         observer, names = self._observer(stops[-1]), (SELF, *self.teams)
         tokenizer = SlotTokenizer(observer, names, slots)
         return TokenizedView(self.space, tokenizer, "agents", self.number)  # type: ignore[arg-type]
@@ -141,6 +146,9 @@ class StateTokens:
             key: torch.from_numpy(part).to(self.device) for key, part in arrays.items()
         }
         tokens = self.view.tokens(parts)
+        numbers = tokens.features.masked_fill(tokens.padding[..., None], 0)
+        if tokens.features.is_floating_point() and not numbers.isfinite().all():
+            raise InputError(f"{where}: expected finite numbers, got NaN or infinity")
         by_group = {}
         for name, team in self.teams.items():
             count = len(team.agents)

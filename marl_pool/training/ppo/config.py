@@ -39,7 +39,7 @@ from marl_pool.training.ppo.module import (
 )
 from marl_pool.training.ppo.runner import RUNNER, BatchedEnvRunner, RunnerSettings
 from marl_pool.training.settings import TrainConfig
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import process_seed
 
 MAX_RESTARTS = 3
@@ -361,10 +361,10 @@ def _read_states(config: TrainConfig, env: EnvDescription) -> Mapping[str, Token
     critic_class: type[Critic] = resolve(name, CRITICS, "critic", Critic)
     reads = critic_class.reads
     if reads == "state":
-        alternatives = "choose critic=own or critic=set"
+        alternatives = "choose critic=own" + (" or critic=set" * (not env.turn_based))
         try:
             states = describe_states(config.env)
-        except InputError as error:
+        except UnfitTokensError as error:
             raise InputError(f"critic={name}: {error}; {alternatives}") from error
         learning = [group for group in env.groups if group not in (config.fixed or ())]
         missing = [group for group in learning if group not in states]

@@ -62,6 +62,10 @@ class Pitch(ParallelEnv):
                 return numbers[1:]
             case "beyond":
                 return {"ball": numbers}
+            case "raises":
+                raise RuntimeError("boom")
+            case "nan":
+                return np.full(8, np.nan if self.number else 0.0, np.float32)
             case "integers":
                 return np.arange(8)
         return numbers
@@ -210,6 +214,25 @@ def test_a_state_of_another_shape_later_is_refused():
     env.step(zeros(env))
     with pytest.raises(InputError, match=r"env.module: state\(\): .*shape"):
         env.observe_state()
+
+
+def test_a_state_with_nan_later_is_refused():
+    env = pitch("nan")
+    states_of(env)
+    env.step(zeros(env))
+    with pytest.raises(InputError, match=r"state\(\): expected finite numbers"):
+        env.observe_state()
+
+
+def test_what_a_state_raises_is_one_line():
+    with pytest.raises(InputError, match=r"state\(\) of Pitch raised RuntimeError"):
+        pitch("raises").state_specs  # noqa: B018
+
+
+def test_no_group_has_the_name_of_the_agent_itself():
+    env = pitch("set", groups={"self": ["home_0"], "rest": ["home_1"]})
+    with pytest.raises(InputError, match=r"env.groups: expected names other than 'sel"):
+        env.state_specs  # noqa: B018
 
 
 def test_an_environment_that_defines_no_state_says_so():

@@ -242,8 +242,8 @@ ATTENTION_NEURON = ("encoder=identity", "pooling=attention_neuron")
                 *(SPREAD_V3, "env=pettingzoo", "critic=state"),
                 "env.state_tokens={slices: {all: [0, 55]}}",
             ],
-            "critic=state: env.state_tokens.slices.all: expected a range within the 54 "
-            "numbers of the observation, got 0 to 55; choose critic=own or critic=set",
+            "env.state_tokens.slices.all: expected a range within the 54 numbers of "
+            "the observation, got 0 to 55",
         ),
         (
             ["env=cartpole", "critic=set", *ATTENTION_NEURON],
