@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 
 import pytest
 import yaml
@@ -79,6 +80,8 @@ def template(tmp_path_factory):
         untrained("runs/centroid")
         untrained("runs/max", "pooling=max")
         untrained("runs/gated", "pooling=my_heads:GatedSum", "pooling.scale=0.1")
+        selects = ("env.choices=food", "policy.action=select")
+        untrained("runs/select", small=("env=lbforaging", *selects))
         for file in path.glob("*.py"):
             sys.modules.pop(file.stem, None)
     return path
@@ -95,11 +98,14 @@ def folder(tmp_path, monkeypatch, template):
     return tmp_path
 
 
-def untrained(path: str, *overrides: str) -> None:
-    config = compose("train", [*SMALL, *overrides])
+def untrained(path: str, *overrides: str, small: Sequence[str] = SMALL) -> None:
+    config = compose("train", [*small, *overrides])
     group = make_batched_env(num_envs=1, **config["env"]).groups["agent"]
     parts = {"encoder": config["encoder"], "pooling": config["pooling"]}
-    policy = make_policy(group.tokens, group.action_space, **parts, seed=0)
+    action = config["policy"]["action"]
+    policy = make_policy(
+        group.tokens, group.action_space, **parts, action=action, seed=0
+    )
     run = Run.create(path, config)
     with run.save_policy_dir() as saved:
         save_policies({"agent": policy}, {"agent": "agent"}, saved)
