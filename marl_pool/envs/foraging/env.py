@@ -14,7 +14,7 @@ from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.drawing.canvas import GREEN, VERMILION, Disc, Frame, Projection
 from marl_pool.envs.drawing.marks import Glyphs
 from marl_pool.envs.foraging.steps import LOAD, MOVES, NONE, step_beside
-from marl_pool.options.types import Episodes, NonNegativeFloat, PositiveInt, Repeats
+from marl_pool.options.types import Episodes, NonNegativeFloat, Repeats, Size
 from marl_pool.policies.action_spaces import Selection
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec, self_first
 from marl_pool.utils.errors import InputError
@@ -100,7 +100,7 @@ class LevelBasedForaging(BatchedEnv):
         num_food: Repeats = 2,
         cooperative: bool = True,
         max_level: Repeats = 2,
-        sight: PositiveInt | None = None,
+        sight: Size | None = None,
         penalty: NonNegativeFloat = 0.0,
         choices: Literal["moves", "food"] = "moves",
         max_steps: Episodes = 50,

@@ -418,7 +418,8 @@ class ParticleEnv(BatchedEnv):
         order = self_first((members - self.num_movable) % count, count)
         order = (order + self.num_movable) % count
         # The kind of the observer need not have a type, if it has one member.
-        seen = (self.entities[i].kind for i in order[0, 1:].tolist())
+        still_first = (*range(self.num_movable, count), *range(self.num_movable))
+        seen = (self.entities[i].kind for i in still_first if i != places.start)
         types = [SELF_TYPE, *map(type_names.index, seen)]
         return order, torch.tensor(types, device=self.device)
 

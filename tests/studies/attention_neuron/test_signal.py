@@ -14,7 +14,7 @@ from marl_pool.tokens import SELF_TYPE, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 PARTICLES = {name for name in env_names() if name.startswith(("simple_", "mpev2_"))}
-KNOWN = {"boxworld", "cartpole", "pettingzoo", "xor", *PARTICLES}
+KNOWN = {"boxworld", "cartpole", "lbforaging", "pettingzoo", "xor", *PARTICLES}
 
 
 def test_signal_is_of_known_types() -> None:
