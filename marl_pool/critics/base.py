@@ -84,7 +84,8 @@ class Critic(nn.Module):
                 init_std=config["init_std"],
             )
         except InputError as error:
-            if pooling is not None or encoder is None:
+            inherited = pooling is None and encoder is not None
+            if not (inherited and str(error).startswith("pooling")):
                 raise
             raise InputError(
                 f"{error}: the policy's head does not fit the critic's encoder; give "

@@ -279,3 +279,11 @@ def test_a_critic_that_cannot_be_built_says_what_is_missing(options, message):
     with pytest.raises(InputError) as caught:
         rllib_config(config_of(*options))
     assert message in str(caught.value)
+
+
+def test_an_encoder_that_is_wrong_by_itself_says_nothing_of_the_head():
+    encoder = "critic.encoder={name: transformer, dim: 7, num_heads: 2}"
+    with pytest.raises(InputError) as caught:
+        rllib_config(config_of("env=simple_spread", "critic=set", encoder))
+    expected = "critic: encoder.num_heads: expected a divisor of dim = 7, got 2"
+    assert str(caught.value) == expected
