@@ -1,7 +1,7 @@
 """The interface of critics."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -119,6 +119,28 @@ class OwnCritic(Critic):
         self, tokens: Tokens, present: Tensor, pooled: Tensor | None = None
     ) -> Tensor:
         return self.policy.value(tokens)
+
+
+def of_present(
+    function: Callable[[Tokens], tuple[Tensor, ...]], tokens: Tokens, present: Tensor
+) -> tuple[Tensor, ...]:
+    """Compute the rows of agents that are present; those of absent agents are 0.
+
+    On a GPU, which would have to be waited for to count the agents, all rows are
+    computed.
+
+    Args:
+        function: computes each row from its tokens alone.
+        tokens: batch ``(B,)``.
+        present: ``(B,)`` bool.
+    """
+    if not present.is_cpu or present.all():
+        return function(tokens)
+    (rows,) = present.nonzero(as_tuple=True)
+    return tuple(
+        part.new_zeros(len(present), *part.shape[1:]).index_copy(0, rows, part)
+        for part in function(tokens.at(rows))
+    )
 
 
 def compiled_parts(*parts: nn.Module) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.critics.base import Critic, PartOption, compiled_parts
+from marl_pool.critics.base import Critic, PartOption, compiled_parts, of_present
 from marl_pool.networks.set_network import seeded
 from marl_pool.options.types import Size
 from marl_pool.policies.token_policy import TokenPolicy
@@ -89,10 +89,16 @@ class TeamCritic(Critic):
             # An absent agent may have no token, which not every head can pool.
             padding = tokens.padding & present[..., None]
             shown = tokens._replace(padding=padding, action_mask=None)
-            pooled = agent_network(shown.flatten_batch())
+            (pooled,) = of_present(
+                lambda rows: (agent_network(rows),),
+                shown.flatten_batch(),
+                present.flatten(),
+            )
         vectors = pooled.reshape(-1, agents, pooled.shape[-1])
         team = team_tokens(vectors, present.reshape(-1, agents))
-        values: Tensor = value_head(team_network(team))
+        (values,) = of_present(
+            lambda rows: (value_head(team_network(rows)),), team, present.flatten()
+        )
         return values.view(present.shape)
 
 

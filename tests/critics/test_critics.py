@@ -5,7 +5,7 @@ import torch
 
 from helpers.farm import FoxAndHens
 from marl_pool.compiled.choice import use_kernels
-from marl_pool.critics.base import OwnCritic
+from marl_pool.critics.base import OwnCritic, of_present
 from marl_pool.critics.state import StateCritic
 from marl_pool.critics.team import TeamCritic
 from marl_pool.envs import ENVS, make_batched_env
@@ -283,3 +283,19 @@ def test_an_environment_without_a_state_says_so():
     env = FoxAndHens(1)
     with pytest.raises(UnfitTokensError, match="FoxAndHens does not define observe_s"):
         env.observe_state()
+
+
+def test_rows_of_absent_agents_are_not_computed():
+    env, tokens = observed()
+    critic, rows = critic_of(env), tokens.flatten_batch()
+    present = torch.arange(len(rows.types)) % 3 != 0
+    computed = []
+
+    def pooled(rows: Tokens) -> tuple[torch.Tensor]:
+        computed.append(len(rows.types))
+        return (critic.agent_network(rows),)
+
+    (vectors,) = of_present(pooled, rows, present)
+    assert computed == [int(present.sum())]
+    assert not vectors[~present].any()
+    torch.testing.assert_close(vectors[present], pooled(rows)[0][present])

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from marl_pool.compiled import CompiledTokenPolicy
 from marl_pool.critics import CRITICS
-from marl_pool.critics.base import Critic
+from marl_pool.critics.base import Critic, of_present
 from marl_pool.options.construction import build
 from marl_pool.policies.actions import ActionSpec, mask_logits
 from marl_pool.policies.token_policy import ActionInput, TokenPolicy, pooled_of
@@ -107,15 +107,17 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
         self, critic: Critic, tokens: Tokens, batch: dict[str, Any]
     ) -> dict[str, Tensor]:
         """Compute logits and values of steps ``(B,)``, or of teams ``(B, agents)``."""
-        shape = tokens.batch_shape
-        for_action = self.actor.action_input(tokens.flatten_batch())
-        logits, pooled = (
-            part.unflatten(0, shape)
-            for part in (self.actor.logits(for_action), pooled_of(for_action))
-        )
+
+        def act(rows: Tokens) -> tuple[Tensor, ...]:
+            for_action = self.actor.action_input(rows)
+            return self.actor.logits(for_action), pooled_of(for_action)
+
+        shape, device = tokens.batch_shape, tokens.features.device
         present = batch.get(Columns.LOSS_MASK)
         if present is None:
-            present = torch.ones(shape, dtype=torch.bool, device=pooled.device)
+            present = torch.ones(shape, dtype=torch.bool, device=device)
+        parts = of_present(act, tokens.flatten_batch(), present.flatten())
+        logits, pooled = (part.unflatten(0, shape) for part in parts)
         critic_tokens = Tokens(**batch[CRITIC_OBS]) if CRITIC_OBS in batch else tokens
         return {
             Columns.VF_PREDS: critic(
