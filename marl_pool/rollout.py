@@ -17,6 +17,7 @@ from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.envs.contract import (
     Presence,
     checked_observation,
+    checked_state,
     checked_step,
     presence_of,
     validate_presence,
@@ -654,7 +655,7 @@ class Rollout:
         if all(critic.reads != "state" for critic in self.critics.values()):
             return {}
         with env_call(self.env, "an observation of the state"):
-            return self.env.observe_state()
+            return checked_state(self.env)
 
     def _critic_tokens(self) -> dict[str, Tokens]:
         """Return what the critics read now, by group."""

@@ -14,6 +14,7 @@ from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.contract import (
     checked_observation,
+    checked_state,
     checked_step,
     presence_of,
     validate_presence,
@@ -21,7 +22,7 @@ from marl_pool.envs.contract import (
 )
 from marl_pool.envs.pettingzoo.workers import kept_workers
 from marl_pool.envs.timeout import EnvTimeoutError, env_call
-from marl_pool.utils.errors import InputError, described
+from marl_pool.utils.errors import InputError, UnfitTokensError, described
 
 NUM_ENVS, STEPS, SEED = 3, 25, 11
 
@@ -99,6 +100,26 @@ def _check_observations(build: Build) -> None:
             if dtype.is_floating_point:
                 _expect(dtype == env.dtype, f"{name}: features", env.dtype, dtype)
             _expect_finite(tokens.features[~tokens.padding], f"{name}: features")
+        step = checked_step(env, _actions(env, number))
+        env.reset(step.terminated | step.truncated)
+
+
+def _check_state(build: Build) -> None:
+    """Check the state, where an environment offers it."""
+    env = build()
+    env.reset()
+    for number in range(STEPS):
+        try:
+            states = checked_state(env)
+        except UnfitTokensError:
+            return
+        for name, tokens in states.items():
+            numbers = tokens.features[~tokens.padding]
+            _expect_finite(numbers, f"{name}: features of the state")
+            count = env.state_specs[name].num_types
+            wrong = ((tokens.types < 0) | (tokens.types >= count)) & ~tokens.padding
+            subject = f"{name}: types of the state"
+            _expect(not wrong.any(), subject, f"numbers below {count}", "others")
         step = checked_step(env, _actions(env, number))
         env.reset(step.terminated | step.truncated)
 
@@ -183,6 +204,7 @@ def _check_order(build: Build) -> None:
 RULES: dict[str, Callable[[Build], None]] = {
     "groups are declared": _check_groups,
     "observations have the declared shapes, dtypes and types": _check_observations,
+    "a state, where there is one, has its shapes, dtypes and types": _check_state,
     "rewards and ends have their shapes and dtypes, and are finite": _check_steps,
     "some agents are alive, and the others neither act nor earn": _check_presence,
     "a seed determines the episodes": _check_seeds,

@@ -6,8 +6,8 @@ steps. The second half compares groups, shapes and dtypes. It reads no value, so
 costs a few microseconds and never waits for a GPU.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from marl_pool.envs.timeout import env_call
 from marl_pool.finite import validate_finite
 from marl_pool.observations.view import MASK
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import place_in_batch
 
@@ -80,6 +80,20 @@ def checked_observation(env: "BatchedEnv") -> dict[str, Tokens]:
     observations = env.observe()
     _validate_observations(env, observations)
     return dict(observations)
+
+
+def checked_state(env: "BatchedEnv") -> dict[str, Tokens]:
+    """Observe the state, into a dict that the environment does not keep.
+
+    Raises:
+        InputError: other groups, shapes or dtypes than ``state_specs`` declares.
+        UnfitTokensError: the environment offers no state.
+    """
+    states, specs = env.observe_state(), env.state_specs
+    _validate_names(env, "states", states, specs)
+    for name, spec in specs.items():
+        _validate_tokens(env, name, states[name], spec, None, "states")
+    return dict(states)
 
 
 def checked_step(env: "BatchedEnv", actions: Mapping[str, Tensor]) -> "Step":
@@ -296,7 +310,7 @@ def _validate_by_group(
 
     Without a ``dtype`` they have the dtype of the environment, or float64.
     """
-    _validate_names(env, part, tensors)
+    _validate_names(env, part, tensors, env.groups)
     for name, group in env.groups.items():
         shape = (env.num_envs, group.num_agents)
         subject = f"{part} of {name!r}"
@@ -305,47 +319,69 @@ def _validate_by_group(
 
 def _validate_observations(env: "BatchedEnv", observations: Any) -> None:
     """Raise InputError unless there are tokens of the specified form for each group."""
-    _validate_names(env, "observations", observations)
+    _validate_names(env, "observations", observations, env.groups)
     for name, group in env.groups.items():
-        tokens, spec = observations[name], group.tokens
-        shape = (env.num_envs, group.num_agents, spec.num_tokens)
-        real = torch.uint8 if spec.dtype == "uint8" else env.dtype
-        # Most often all is right, and then no more than this may be computed.
-        if (
-            isinstance(tokens, Tokens)
-            and _has_form(tokens.features, (*shape, spec.num_features), real)
-            and _has_form(tokens.types, shape, torch.int64)
-            and _has_form(tokens.padding, shape, torch.bool)
-            and not tokens.features.requires_grad
-            and tokens.action_mask is None
-            and not group.has_action_masks
-        ):
-            continue
-        if not isinstance(tokens, Tokens):
-            part = f"observations of {name!r}"
-            raise _misfit(env, part, "Tokens", _kind_of(tokens))
-        forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "features": ((*shape, spec.num_features), real),
-            "types": (shape, torch.int64),
-            "padding": (shape, torch.bool),
-        }
-        if tokens.action_mask is not None or group.has_action_masks:
-            forms[MASK] = (*shape[:2], group.actions.num_options), torch.bool
-        for part, form in forms.items():
-            _validate_form(env, f"{part} of {name!r}", getattr(tokens, part), *form)
-        if tokens.features.requires_grad:
-            part = f"features of {name!r}"
-            raise _misfit(
-                env, part, "a tensor without gradient", "one that requires it"
-            )
+        options = group.actions.num_options if group.has_action_masks else None
+        _validate_tokens(env, name, observations[name], group.tokens, options)
 
 
-def _validate_names(env: "BatchedEnv", part: str, by_group: Any) -> None:
+def _validate_tokens(
+    env: "BatchedEnv",
+    name: str,
+    tokens: Any,
+    spec: TokenSpec,
+    num_options: int | None,
+    source: Literal["observations", "states"] = "observations",
+) -> None:
+    """Raise InputError unless a group's tokens have the specified form.
+
+    Args:
+        env: the environment.
+        name: of the group.
+        tokens: of all its agents.
+        spec: of the tokens.
+        num_options: of action masks; None if there need be none.
+        source: what has the tokens, for the message.
+    """
+    group = env.groups[name]
+    shape = (env.num_envs, group.num_agents, spec.num_tokens)
+    real = torch.uint8 if spec.dtype == "uint8" else env.dtype
+    # Most often all is right, and then no more than this may be computed.
+    if (
+        isinstance(tokens, Tokens)
+        and _has_form(tokens.features, (*shape, spec.num_features), real)
+        and _has_form(tokens.types, shape, torch.int64)
+        and _has_form(tokens.padding, shape, torch.bool)
+        and not tokens.features.requires_grad
+        and tokens.action_mask is None
+        and num_options is None
+    ):
+        return
+    if not isinstance(tokens, Tokens):
+        raise _misfit(env, f"{source} of {name!r}", "Tokens", _kind_of(tokens))
+    owner = f"of {name!r}" if source == "observations" else f"of states of {name!r}"
+    forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "features": ((*shape, spec.num_features), real),
+        "types": (shape, torch.int64),
+        "padding": (shape, torch.bool),
+    }
+    if tokens.action_mask is not None or num_options is not None:
+        forms[MASK] = (*shape[:2], group.actions.num_options), torch.bool
+    for part, form in forms.items():
+        _validate_form(env, f"{part} {owner}", getattr(tokens, part), *form)
+    if tokens.features.requires_grad:
+        expected, actual = "a tensor without gradient", "one that requires it"
+        raise _misfit(env, f"features {owner}", expected, actual)
+
+
+def _validate_names(
+    env: "BatchedEnv", part: str, by_group: Any, groups: Iterable[str]
+) -> None:
     if not isinstance(by_group, dict):
         raise _misfit(env, part, "a dict by group", _kind_of(by_group))
-    if by_group.keys() != env.groups.keys():
+    if by_group.keys() != set(groups):
         names = ", ".join(map(str, by_group)) or "none"
-        raise _misfit(env, part, f"the groups {', '.join(env.groups)}", names)
+        raise _misfit(env, part, f"the groups {', '.join(groups)}", names)
 
 
 def _validate_form(

@@ -15,7 +15,7 @@ class FaultyPole(CartPole):
 
     Args:
         fault: raises, runs_out, hangs, spins (without a system call), slow, NaN_reward,
-            NaN_observation, wrong_shape or none.
+            NaN_observation, NaN_state, wrong_state, wrong_shape or none.
         after: steps before the first fault.
     """
 
@@ -43,6 +43,15 @@ class FaultyPole(CartPole):
                 for k, t in tokens.items()
             }
         return tokens
+
+    @override
+    def observe_state(self):
+        states = super().observe_state()
+        if self.fault == "NaN_state":
+            return {k: t._replace(features=t.features / 0) for k, t in states.items()}
+        if self.fault == "wrong_state":
+            return {k: t.map(lambda part: part[:, :, 1:]) for k, t in states.items()}
+        return states
 
     @override
     def advance(self, actions):

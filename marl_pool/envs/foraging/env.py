@@ -21,6 +21,7 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import uniform
 
 TYPE_NAMES = ("self", "agent", "food")
+FOOD_TYPE = TYPE_NAMES.index("food")
 POSITION, LEVEL = (0, 1), 2
 """Indices of the features."""
 NUM_ACTIONS = 6
@@ -162,7 +163,7 @@ class LevelBasedForaging(BatchedEnv):
     def observe(self) -> dict[str, Tokens]:
         tokens = self._tokens(self.sight)
         if self.choices == "food":
-            is_food = self._types == TYPE_NAMES.index("food")
+            is_food = self._types == FOOD_TYPE
             mask = pad(~tokens.padding & is_food, (1, 0), value=True)
             tokens = tokens._replace(action_mask=mask)
         return {"agent": tokens}
@@ -196,24 +197,26 @@ class LevelBasedForaging(BatchedEnv):
     @override
     def place(self, rows: Tensor, keys: Tensor) -> None:
         agents, food = self.num_agents, self.num_food
-        where, level = uniform(keys, 2 * (agents + food)).chunk(2, 1)
+        cell_draws, level_draws = uniform(keys, 2 * (agents + food)).chunk(2, 1)
         free = torch.ones(
             len(rows), len(self._cells), dtype=torch.bool, device=self.device
         )
-        cells, highest = [], torch.full_like(rows, self.max_level)
-        for number in where[:, :agents].unbind(1):
-            cells.append(_sample_cell(free, number))
+        cells = []
+        for draw in cell_draws[:, :agents].unbind(1):
+            cells.append(_sample_cell(free, draw))
             free = free.scatter(1, cells[-1][:, None], False)
-        levels = 1 + (level[:, :agents] * highest[:, None]).long()
-        highest = levels.sort(1).values[:, :FOOD_TEAM].sum(1)
-        lowest = highest if self.cooperative else torch.ones_like(highest)
+        levels = 1 + (level_draws[:, :agents] * self.max_level).long()
+        max_level = levels.sort(1).values[:, :FOOD_TEAM].sum(1)
+        min_level = max_level if self.cooperative else torch.ones_like(max_level)
         free, food_levels = free & self._fields, []
-        for number, share in zip(
-            where[:, agents:].unbind(1), level[:, agents:].unbind(1), strict=True
+        for cell_draw, level_draw in zip(
+            cell_draws[:, agents:].unbind(1),
+            level_draws[:, agents:].unbind(1),
+            strict=True,
         ):
-            cells.append(_sample_cell(free, number))
-            height = lowest + (share * (highest - lowest + 1)).long()
-            food_levels.append(height.masked_fill(~free.any(1), 0))
+            cells.append(_sample_cell(free, cell_draw))
+            food_level = min_level + (level_draw * (max_level - min_level + 1)).long()
+            food_levels.append(food_level.masked_fill(~free.any(1), 0))
             free = free & ~self._crowded[cells[-1]]
         places = self._cells[torch.stack(cells, 1)]
         parts = {
@@ -244,9 +247,9 @@ class LevelBasedForaging(BatchedEnv):
         # Load where the agents' levels suffice.
         strength = (loads * self.levels[..., None]).sum(1)
         loaded = loads.any(1) & (strength >= self.food_levels)
-        worth = self.levels[..., None] * self.food_levels[:, None]
-        whole = (strength * self.food_total[:, None]).clamp(min=1)[:, None]
-        reward = worth.to(self.dtype) / whole.to(self.dtype)
+        numerator = self.levels[..., None] * self.food_levels[:, None]
+        denominator = (strength * self.food_total[:, None]).clamp(min=1)[:, None]
+        reward = numerator.to(self.dtype) / denominator.to(self.dtype)
         reward = torch.where(loaded[:, None], reward, -self.penalty)
         reward = torch.where(loads, reward, 0).sum(2)
         self.food_levels = self.food_levels.masked_fill(loaded, 0)
@@ -312,7 +315,8 @@ class LevelBasedForaging(BatchedEnv):
         projection = Projection(self.size / 2, size)
         points = projection.project(self._points(cells.numpy()))
         levels = features[:, LEVEL].clamp(min=0).sqrt().tolist()
-        colors = [VERMILION if kind == 2 else GREEN for kind in tokens.types.tolist()]
+        is_food = tokens.types == FOOD_TYPE
+        colors = [VERMILION if food else GREEN for food in is_food.tolist()]
         return Glyphs(
             places=points,
             colors=colors,
@@ -321,14 +325,14 @@ class LevelBasedForaging(BatchedEnv):
         )
 
 
-def _sample_cell(free: Tensor, number: Tensor) -> Tensor:
+def _sample_cell(free: Tensor, draw: Tensor) -> Tensor:
     """Return a free cell of each row ``(k, cells)``, the first one if there is none.
 
     Args:
         free: bool.
-        number: ``(k,)`` uniform in (0, 1).
+        draw: ``(k,)`` uniform in (0, 1).
     """
     count = free.cumsum(1)
-    rank = (number * count[:, -1]).long()
+    rank = (draw * count[:, -1]).long()
     cell = (count <= rank[:, None]).sum(1)
     return cell.masked_fill(cell == free.shape[1], 0)
