@@ -65,6 +65,15 @@ def validate_finite(
         )
 
 
+def require_numbers(outputs: Tensor) -> None:
+    """Raise `NonFiniteError` if what a network made of an observation has NaN."""
+    if outputs.isnan().any():
+        raise NonFiniteError(
+            "observation: expected finite numbers, got some for which the network's "
+            "outputs are NaN"
+        )
+
+
 def _bad(numbers: Tensor) -> Tensor:
     """Return ``(T, num_envs, agents)`` bool: a number is NaN or infinite."""
     bad = ~torch.isfinite(numbers)

@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from marl_pool.adapters.space_network import SpaceNetwork, join_rows
 from marl_pool.evaluation.callable_policy import Act
+from marl_pool.finite import require_numbers
 from marl_pool.observations.make import split_action_mask
 from marl_pool.observations.masks import MASK, mask_sizes
 from marl_pool.policies.actions import mask_logits
@@ -270,7 +271,7 @@ def as_policy(module: RLModule, *, normalize_actions: bool = True) -> Act:
 
     Raises:
         InputError: no module, several of them, or one with a state; from the policy,
-            observations that do not fit the module's space.
+            observations that do not fit the module's space, or whose numbers give NaN.
     """
     if isinstance(module, MultiRLModule) or not isinstance(module, RLModule):
         raise InputError(
@@ -291,9 +292,9 @@ def as_policy(module: RLModule, *, normalize_actions: bool = True) -> Act:
         if Columns.ACTIONS in outputs:
             actions = outputs[Columns.ACTIONS]
         else:
-            distribution = module.get_inference_action_dist_cls().from_logits(
-                outputs[Columns.ACTION_DIST_INPUTS]
-            )
+            logits = outputs[Columns.ACTION_DIST_INPUTS]
+            require_numbers(logits)
+            distribution = module.get_inference_action_dist_cls().from_logits(logits)
             actions = distribution.to_deterministic().sample()
         rows: np.ndarray = actions.cpu().numpy()
         if normalize_actions and isinstance(module.action_space, spaces.Box):

@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from marl_pool.adapters.space_network import SpaceNetwork
 from marl_pool.evaluation.callable_policy import Act
+from marl_pool.finite import require_numbers
 from marl_pool.observations.make import is_vector, split_action_mask
 from marl_pool.observations.masks import MASK
 from marl_pool.observations.view import TokenOptions, listed
@@ -290,7 +291,7 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
 
     Raises:
         InputError: no actor, or one without actions; from the policy, an observation
-            without what the actor reads.
+            without what the actor reads, or whose numbers give NaN.
     """
     if not isinstance(actor, TensorDictModuleBase):
         raise InputError(
@@ -312,10 +313,13 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
             batch[key] = torch.as_tensor(array)
         with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
             try:
-                action = actor(batch)[actions[0]]
+                outputs = actor(batch)
             except InputError as error:
                 # TensorDict adds the number of the module that failed.
                 raise InputError(str(error).partition("\n")[0]) from error
+        for key in actor.out_keys:
+            require_numbers(outputs[key])
+        action = outputs[actions[0]]
         if isinstance(spec, OneHot | MultiOneHot):
             action = spec.to_categorical(action)
         result: np.ndarray = action.cpu().numpy()

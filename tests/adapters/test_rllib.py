@@ -237,6 +237,8 @@ def test_masks_of_several_choices_are_joined() -> None:
     rows = sampled(ROWS, 2).numpy()
     chosen = act({"observation": rows, "action_mask": allowed})
     assert np.asarray(chosen).tolist() == [[1, 2], [0, 1]]
+    with pytest.raises(InputError, match="the network's outputs are NaN"):
+        act({"observation": rows * np.nan, "action_mask": allowed})
 
 
 def test_an_lstm_of_rllib_reads_pooled_rows() -> None:

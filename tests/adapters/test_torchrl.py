@@ -5,9 +5,11 @@ import sys
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 pytest.importorskip("torchrl")
 
@@ -466,7 +468,10 @@ def test_a_policy_reads_observations_of_any_space(spec, observation) -> None:
         name = key if isinstance(key, str) else key[-1]
         inputs[key] = torch.from_numpy(CARS if name == "cars" else ROWS)
     scores = actor[0](inputs)["logits"]
-    assert as_policy(actor)(observation).tolist() == scores.argmax(-1).tolist()
+    policy = as_policy(actor)
+    assert policy(observation).tolist() == scores.argmax(-1).tolist()
+    with pytest.raises(InputError, match="the network's outputs are NaN"):
+        policy(tree_map(lambda part: part * np.nan, observation))
 
 
 def test_a_policy_needs_what_it_reads_and_actions() -> None:
