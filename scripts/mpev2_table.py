@@ -21,20 +21,18 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
-import torch
 from markdown_tables import markdown_table
+from particle_anchors import Rest
 from study_arguments import positive, reported
 from torch import Tensor
-from typing_extensions import override
 
 from marl_pool import load_policy
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles.mpev2 import MARGIN
-from marl_pool.envs.scripted import HEURISTIC, RANDOM, Heuristic, scripted_policy
+from marl_pool.envs.scripted import HEURISTIC, RANDOM, scripted_policy
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout
-from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import EVALUATION_ENVS
 
@@ -62,15 +60,6 @@ class Trial(NamedTuple):
     def env(self) -> str:
         """Name of the environment."""
         return f"mpev2_{self.task}"
-
-
-class Rest(Heuristic):
-    """The choice to do nothing."""
-
-    @override
-    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        choices = torch.zeros_like(tokens.types[..., 0])
-        return choices, choices[..., None].float()
 
 
 def train(trial: Trial, out: Path, steps: int, extra: Sequence[str]) -> Policy:

@@ -7,61 +7,24 @@ and scripted agents, and the best policies of runs, all on equal starts.
 import argparse
 import csv
 from collections.abc import Iterator
-from itertools import permutations
 from pathlib import Path
 
 import torch
+from particle_anchors import LeastTotal, Rest
 from study_arguments import new_file, positive, reported
 from torch import Tensor
-from typing_extensions import override
 
 from marl_pool import load_policy, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup
-from marl_pool.envs.particles.heuristics import LEAD, ForceHeuristic
-from marl_pool.envs.particles.physics import DT, distances
+from marl_pool.envs.particles.physics import distances
 from marl_pool.envs.particles.simple_spread import AGENT_SIZE, SimpleSpread
-from marl_pool.envs.scripted import Heuristic
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.token_policy import TokenPolicy
-from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
 COUNTS = (3, 8)
 """Numbers of agents."""
-MOST_PERMUTED = 4
-"""Largest number of agents whose assignments are all tried."""
-
-
-class Idle(Heuristic):
-    """Rest."""
-
-    @override
-    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        rest = torch.zeros(tokens.batch_shape, dtype=torch.int64)
-        return rest, rest[..., None].float()
-
-
-class LeastTotal(ForceHeuristic):
-    """Steer by the assignment of least total distance at present."""
-
-    acceleration = 5.0
-
-    @override
-    def force(self, tokens: Tokens) -> Tensor:
-        count = (tokens.num_tokens + 1) // 2
-        # Self, landmarks, other agents; the observer is the first agent.
-        landmarks = tokens.features[..., 1 : 1 + count, :]
-        agents = torch.cat(
-            (tokens.features[..., :1, :], tokens.features[..., 1 + count :, :]), -2
-        )
-        away = landmarks[..., None, :, :2] - agents[..., :, None, :2]
-        distance = torch.hypot(away[..., 0], away[..., 1])
-        orders = torch.tensor(list(permutations(range(count))))
-        cost = distance[..., torch.arange(count), orders].sum(-1)
-        goal = orders[cost.argmin(-1)][..., :1, None].expand(*cost.shape[:-1], 1, 4)
-        target = landmarks.gather(-2, goal)[..., 0, :]
-        return (target[..., :2] + LEAD * target[..., 2:]) / DT**2
 
 
 def play(env: SimpleSpread, policy: Policy) -> tuple[Tensor, Tensor]:
@@ -100,13 +63,12 @@ def rows(runs: list[Path], episodes: int) -> Iterator[dict[str, object]]:
         options = {"num_agents": count, "seed": 1}
         group = make_batched_env("simple_spread", 1, **options).groups["agent"]
         policies: dict[str, Policy] = {
-            "no-op": Idle(),
+            "no-op": Rest(),
             "random": RandomPolicy(group.action_space),
             "nearest pairs": make_heuristic("simple_spread", group),
+            "least total": LeastTotal(group),
+            **{run.name: policy_of(run, group) for run in runs},
         }
-        if count <= MOST_PERMUTED:
-            policies["least total"] = LeastTotal(group)
-        policies |= {run.name: policy_of(run, group) for run in runs}
         for name, policy in policies.items():
             torch.manual_seed(0)
             env = make_batched_env("simple_spread", episodes, **options)

@@ -1,0 +1,40 @@
+"""Policies of particle tasks that learn nothing, beside those of the package."""
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool.envs.particles.heuristics import LEAD, ForceHeuristic
+from marl_pool.envs.particles.mpev2_scripts import least_pairs
+from marl_pool.envs.particles.physics import DT
+from marl_pool.envs.scripted import Heuristic
+from marl_pool.tokens import Tokens
+
+
+class Rest(Heuristic):
+    """The choice to do nothing."""
+
+    @override
+    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        choices = torch.zeros_like(tokens.types[..., 0])
+        return choices, choices[..., None].float()
+
+
+class LeastTotal(ForceHeuristic):
+    """Steer in simple spread by the present assignment of least total distance."""
+
+    acceleration = 5.0
+
+    @override
+    def force(self, tokens: Tokens) -> Tensor:
+        count = (tokens.num_tokens + 1) // 2
+        # Self, landmarks, other agents; the observer is the first agent.
+        landmarks = tokens.features[..., 1 : 1 + count, :]
+        agents = torch.cat(
+            (tokens.features[..., :1, :], tokens.features[..., 1 + count :, :]), -2
+        )
+        away = landmarks[..., None, :, :2] - agents[..., :, None, :2]
+        partners = least_pairs(torch.hypot(away[..., 0], away[..., 1]))
+        goal = partners[..., :1, None].expand(*partners.shape[:-1], 1, 4)
+        target = landmarks.gather(-2, goal)[..., 0, :]
+        return (target[..., :2] + LEAD * target[..., 2:]) / DT**2
