@@ -255,19 +255,22 @@ class Frame:
             radius = max(MIN_RADIUS, self.projection.pixels(look.radius))
             draw_disc(self.image, center, radius + MIN_RADIUS, INK, 1)
 
-    def legend(self, looks: Iterable[Disc], cross: str | None = None) -> None:
-        """Name the kinds of discs, and the crosses if any, in the lower left."""
+    def legend(
+        self, looks: Iterable[Disc], cross: str | None = None, ring: str | None = None
+    ) -> None:
+        """Name the kinds of discs, and crosses and rings if any, in the lower left."""
         line = max(12, self.projection.size // 28)
-        colors: dict[str, Color | None] = {look.name: look.color for look in looks}
-        if cross is not None:
-            colors[cross] = None
-        for row, (name, color) in enumerate(colors.items()):
-            center = np.array([0.8, row - len(colors) + 0.25]) * line
+        marks: dict[str, Color | None] = {look.name: look.color for look in looks}
+        marks |= {name: None for name in (cross, ring) if name is not None}
+        for row, (name, color) in enumerate(marks.items()):
+            center = np.array([0.8, row - len(marks) + 0.25]) * line
             center[1] += self.projection.size
-            if color is None:
+            if color is not None:
+                draw_disc(self.image, center, line / 4, color)
+            elif name == cross:
                 self._cross(center, line / 4)
             else:
-                draw_disc(self.image, center, line / 4, color)
+                draw_disc(self.image, center, line / 4, INK, 1)
             at = (round(1.4 * line), round(center[1] + line / 4))
             write(self.image, name, at, line)
 

@@ -506,7 +506,11 @@ class ParticleEnv(BatchedEnv):
             age = int(self.steps[index]) - begins
             new = [i for i in visible if begins[i] > 0 and age[i] < NEW]
             frame.rings([discs[i] for i in new], state[new, :2])
-        frame.legend(dict.fromkeys(discs), "goal" if len(goals) else None)
+        frame.legend(
+            dict.fromkeys(discs),
+            cross="goal" if len(goals) else None,
+            ring="new" if self.lives is not None else None,
+        )
         return frame.image
 
     @override
