@@ -12,10 +12,8 @@ import csv
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
 
-from markdown_tables import markdown_table
-from scipy.stats import t
+from markdown_tables import markdown_table, mean_of_seeds
 from study_arguments import reported
 from torch import Tensor
 from typing_extensions import override
@@ -118,14 +116,9 @@ def table(results: list[Row]) -> str:
 def _cell(groups: Mapping[str, list[float]]) -> str:
     """Show the last group of each side, the adversaries' first."""
     of_sides = {side(name): values for name, values in groups.items()}
-    return "; ".join(_mean(of_sides[name]) for name in SIDES if name in of_sides)
-
-
-def _mean(values: list[float]) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.1f}"
-    half = t.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
-    return f"{mean(values):.1f} ± {half:.1f}"
+    return "; ".join(
+        mean_of_seeds(of_sides[name]) for name in SIDES if name in of_sides
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

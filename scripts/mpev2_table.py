@@ -18,10 +18,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import mean, stdev
 from typing import NamedTuple
 
-from markdown_tables import markdown_table
+from markdown_tables import markdown_table, mean_of_seeds
 from particle_anchors import Rest
 from study_arguments import positive, reported
 from torch import Tensor
@@ -133,24 +132,28 @@ def rows(trial: Trial, policy: Policy, episodes: int) -> Iterator[tuple[object, 
 
 
 def table(results: list[dict[str, str]]) -> str:
-    """Tabulate the splits: a row for each policy, the mean ± deviation over seeds."""
-    places = [(task, domain) for task in TASKS for domain in DOMAINS]
-    means: dict[tuple[str, str], dict[tuple[str, int], list[float]]] = {}
+    """Tabulate a row for each split: means over seeds, and of the rest over episodes.
+
+    What seeds tell is half of their 95 % t interval; one policy alone has the standard
+    error of its episodes.
+    """
+    policies = dict.fromkeys((row["head"], row["critic"]) for row in results)
+    cells: dict[tuple[str, str], dict[tuple[str, str], list[dict[str, str]]]] = {}
     for row in results:
-        cells = means.setdefault((row["head"], row["critic"]), {})
-        place = row["task"], int(row["domain"])
-        cells.setdefault(place, []).append(float(row["mean"]))
+        line = cells.setdefault((row["task"], row["domain"]), {})
+        line.setdefault((row["head"], row["critic"]), []).append(row)
     body = [
-        [head, critic, *(_cell(cells.get(place, [])) for place in places)]
-        for (head, critic), cells in means.items()
+        [*split, *(_cell(line.get(policy, [])) for policy in policies)]
+        for split, line in cells.items()
     ]
-    return markdown_table(["head", "critic", *(f"{t} {d}" for t, d in places)], body)
+    names = [f"{head}, {critic}" if critic else head for head, critic in policies]
+    return markdown_table(["task", "domain", *names], body)
 
 
-def _cell(values: list[float]) -> str:
-    if len(values) < 2:
-        return "".join(f"{value:.0f}" for value in values)
-    return f"{mean(values):.0f} ± {stdev(values):.0f}"
+def _cell(rows: list[dict[str, str]]) -> str:
+    if len(rows) == 1:
+        return f"{float(rows[0]['mean']):.0f} ± {float(rows[0]['error']):.0f}"
+    return mean_of_seeds([float(row["mean"]) for row in rows], 0)
 
 
 def main(arguments: list[str] | None = None) -> None:
