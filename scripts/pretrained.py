@@ -96,7 +96,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 EPISODES = 256
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PICTURES = DOCS / "pretrained.md", DOCS / "images" / "pretrained"
-SIZE, FRAMES, FPS = 208, 60, 12
+SIZE, FRAMES, FPS = 208, 48, 12
 LONGEST_STRIDE = 4
 """Steps between frames of long episodes; more would blur what happens."""
 PICTURE_BYTES = 150_000
@@ -171,6 +171,7 @@ def ship(runs: Path, names: Sequence[str], *, overwrite: bool) -> None:
         with TemporaryDirectory() as scratch:
             folder = Path(scratch, name)
             save_policies(modules, groups, folder, env=run.config["env"])
+            draw(name, folder)
             measured_card(
                 name,
                 folder,
@@ -178,7 +179,6 @@ def ship(runs: Path, names: Sequence[str], *, overwrite: bool) -> None:
                 env_steps=int(last["env_steps"]),
                 seconds=round(last["seconds"], 1),
             ).write(folder)
-            draw(name, folder)
             if overwrite and (FOLDER / name).is_dir():
                 shutil.rmtree(FOLDER / name)
             shutil.copytree(folder, FOLDER / name)
@@ -204,6 +204,7 @@ def add_cards(names: Iterable[str], commits: str | None, *, overwrite: bool) -> 
             raise InputError(f"{name} has a card already: expected --replace")
         if old is None and commits is None:
             raise InputError(f"{name}: expected --commit, that trained or added it")
+        draw(name, folder)
         card = measured_card(name, folder, commits=commits or "")
         if old is not None:
             card = replace(
@@ -213,7 +214,6 @@ def add_cards(names: Iterable[str], commits: str | None, *, overwrite: bool) -> 
                 seconds=old.seconds,
             )
         card.write(folder)
-        draw(name, folder)
         print(folder / CARD)
 
 
@@ -262,13 +262,15 @@ def draw(name: str, folder: Path) -> None:
         rollout = Rollout(target.make_env(1, first=number), target.policies)
         return islice(episode_frames(rollout, size=SIZE), 0, None, stride)
 
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    picture = PICTURES / f"{name}.webp"
-    with computing(1, "auto", None, "cpu"):
-        frames = chain.from_iterable(map(play, count()))
-        write_frames(picture, islice(frames, FRAMES), FPS)
-    if (size := picture.stat().st_size) > PICTURE_BYTES:
-        raise InputError(f"{picture}: expected {PICTURE_BYTES:,} bytes, got {size:,}")
+    with TemporaryDirectory() as scratch:
+        picture = Path(scratch, f"{name}.webp")
+        with computing(1, "auto", None, "cpu"):
+            frames = chain.from_iterable(map(play, count()))
+            write_frames(picture, islice(frames, FRAMES), FPS)
+        if (size := picture.stat().st_size) > PICTURE_BYTES:
+            raise InputError(f"{name}: expected {PICTURE_BYTES:,} bytes, got {size:,}")
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(picture, PICTURES / picture.name)
 
 
 def page() -> str:
@@ -294,7 +296,8 @@ def page() -> str:
         "Trainings took one core, beside other work. A cell is empty where no time "
         "was recorded, or without a score: several groups that learn have none. "
         "`python scripts/pretrained.py train RUNS NAME` repeats a training, and `ship` "
-        f"measures its policy by `marl-pool evaluate pretrained=NAME suite={SUITE} episodes={EPISODES}`.",
+        "measures its policy by `marl-pool evaluate pretrained=NAME "
+        f"suite={SUITE} episodes={EPISODES}`.",
         *chain.from_iterable(_section(name, card) for name, card in cards.items()),
     ]
     return "\n\n".join(parts) + "\n"
