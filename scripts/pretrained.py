@@ -260,7 +260,9 @@ def draw(name: str, folder: Path) -> None:
 
     def play(number: int) -> Iterator[np.ndarray]:
         rollout = Rollout(target.make_env(1, first=number), target.policies)
-        return islice(episode_frames(rollout, size=SIZE), 0, None, stride)
+        text = f"episode {number + 1}"
+        frames = episode_frames(rollout, source=name, text=text, size=SIZE)
+        return islice(frames, 0, None, stride)
 
     with TemporaryDirectory() as scratch:
         picture = Path(scratch, f"{name}.webp")
