@@ -35,7 +35,12 @@ from marl_pool.config import compose
 from marl_pool.evaluation.card import num_parameters
 from marl_pool.evaluation.computing import computing
 from marl_pool.evaluation.load import target_from_policies
-from marl_pool.evaluation.pretrained_card import SUITE, GroupCard, PretrainedCard
+from marl_pool.evaluation.pretrained_card import (
+    SUITE,
+    GroupCard,
+    PretrainedCard,
+    area_text,
+)
 from marl_pool.evaluation.video.frames import write_frames
 from marl_pool.evaluation.video.render import episode_frames
 from marl_pool.files.manifest import fingerprint
@@ -152,8 +157,9 @@ def ship(runs: Path, names: Sequence[str], *, overwrite: bool) -> None:
             policy that is there already.
     """
     present = [] if overwrite else pretrained_names()
-    if taken := [name for name in names if name in present]:
-        raise InputError(f"{taken[0]} is there already: expected --replace")
+    for name in names:
+        if name in present:
+            raise InputError(f"{name} is in the package already: expected --replace")
     finished = {
         name: run for name in names or trainable() if (run := _finished(runs / name))
     }
@@ -333,15 +339,11 @@ def _section(name: str, card: PretrainedCard) -> Iterator[str]:
             ["score", *(group.score.text() for group in groups.values())],
             ["", *(f"*{group.area_name}*" for group in groups.values())],
             *(
-                [f"`{label}`", *(_shown(g.areas[label]) for g in groups.values())]
+                [f"`{label}`", *(area_text(g.areas[label]) for g in groups.values())]
                 for label in next(iter(groups.values())).areas
             ),
         ],
     )
-
-
-def _shown(number: float) -> str:
-    return "not measured" if math.isnan(number) else f"{number:.3f}"
 
 
 def write_page(*, check: bool) -> int:

@@ -40,7 +40,7 @@ SUITE = "standard"
 
 @dataclass(frozen=True)
 class GroupCard:
-    """What a group of agents reaches with its most likely actions.
+    """Results of a group of agents with its most likely actions.
 
     Numbers are NaN where they could not be measured.
 
@@ -85,7 +85,7 @@ class GroupCard:
 
     @property
     def area_name(self) -> str:
-        """What the areas are."""
+        """Meaning of the numbers in ``areas``."""
         number = "return" if math.isnan(self.score.value) else "score"
         return f"mean {number} over severity"
 
@@ -107,7 +107,7 @@ def _mean_return(auc: SeverityAUC, rows: list[Result], clean: Result) -> float:
 
 @dataclass(frozen=True)
 class PretrainedCard:
-    """How a policy was trained, and what it reaches.
+    """Record of the training of a policy, and of its evaluation.
 
     Attributes:
         commands: that trained it, one after the other, in a shell.
@@ -210,5 +210,9 @@ def _lines(name: str, card: PretrainedCard) -> Iterator[str]:
         yield f"    {numbers.area_name}:"
         width = max(map(len, numbers.areas))
         for label, area in numbers.areas.items():
-            shown = "not measured" if math.isnan(area) else f"{area:.3f}"
-            yield f"      {label:<{width}} {shown}"
+            yield f"      {label:<{width}} {area_text(area)}"
+
+
+def area_text(area: float) -> str:
+    """Format one of `GroupCard.areas`."""
+    return "not measured" if math.isnan(area) else f"{area:.3f}"
