@@ -295,7 +295,8 @@ def page() -> str:
         "`marl-pool list pretrained` lists them, and with a name prints a card. One "
         "run of training made each, so the numbers are of these policies and not of "
         "the way to train them; brackets are 95 % bootstrap intervals over episodes. "
-        "A score is 0 for random actions and 1 for the scripted policy.",
+        "A score is 0 for random actions and 1 for the scripted policy. A perturbation "
+        "is of what all agents of an environment perceive or do.",
         markdown_table(columns, rows),
         "Trainings took one core, beside other work. A cell is empty where no time "
         "was recorded, or without a score: several groups that learn have none. "
