@@ -280,7 +280,13 @@ def _parsers(
         for name, options in command.arguments.items():
             verbs.choices[verb].add_argument(name, **options)
     add("list", "kind", ", ".join(KINDS), metavar="KIND", nargs="?")
-    add("list", "name", "one of these, to list its options", metavar="NAME", nargs="?")
+    add(
+        "list",
+        "name",
+        "one of these, to list its options, or its card",
+        metavar="NAME",
+        nargs="?",
+    )
     add("export", help_text="folder of a run, or of a policy", nargs="?", **run)
     add("export", "--to", "torch or onnx", metavar="FORMAT", required=True)
     add("export", "--out", "new file; default: RUN.pt2 or RUN.onnx", **file)

@@ -182,6 +182,7 @@ examples:
   marl-pool list pooling
   marl-pool list pooling ada
   marl-pool list experiments
+  marl-pool list pretrained cartpole_feed_forward
 """,
     "help": """show the options and examples of a verb
 examples:

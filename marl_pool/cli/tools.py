@@ -19,7 +19,7 @@ CHECK_SECONDS = 60.0
 
 
 def list_registered(arguments: Namespace, overrides: list[str]) -> int:
-    """Print what is registered, of one kind or of all, or the options of one name."""
+    """Print what is registered, of one kind or of all, or what one name stands for."""
     if arguments.kind and arguments.kind not in KINDS:
         raise names.unknown("registry", arguments.kind, KINDS)
     if arguments.name:
@@ -80,7 +80,7 @@ def _summaries(kind: str) -> list[tuple[str, str]]:
 
 
 def _options(kind: str, name: str) -> str:
-    """Return the options of one name as YAML, or the text of a preset's file."""
+    """Return the options of a name as YAML, a preset's file, or a policy's card."""
     from marl_pool.config import files_of, registry
     from marl_pool.config.describe import commented_options
 
@@ -91,7 +91,9 @@ def _options(kind: str, name: str) -> str:
             raise names.unknown(group, name, files)
         return files[name].read_text(encoding="utf-8")
     if kind == PRETRAINED:
-        raise InputError(f"{kind}: expected no name, got {name!r}; render pretrained=…")
+        from marl_pool.evaluation.pretrained_card import card_text
+
+        return card_text(name)
     if name not in registry(kind):
         raise names.unknown(kind, name, registry(kind))
     return commented_options(kind, name)

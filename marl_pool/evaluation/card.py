@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.results import CLEAN, NAN, TRAINED, Result
+from marl_pool.evaluation.results import CLEAN, NAN, TRAINED, Result, interval_of
 from marl_pool.files.hub import HubFolder
 from marl_pool.files.manifest import is_intact_json
 from marl_pool.files.reading import read_json
@@ -97,7 +97,7 @@ def write_card(content: CardContent) -> str:
         flags="".join(f" --plugin {quoted(name)}" for name in content.plugins),
         loader="load_policy" if len(content.modules) == 1 else "load_policies",
         plugins=content.plugins,
-        parameters=f"{_num_parameters(content.modules):,}",
+        parameters=f"{num_parameters(content.modules):,}",
         record=record,
         episodes=record.get("episodes"),
         checkpoint=_checkpoint(record),
@@ -175,7 +175,8 @@ def _names(content: CardContent, section: str) -> list[str]:
     return list(dict.fromkeys(map(str, names)))
 
 
-def _num_parameters(modules: Mapping[str, SpecifiedPolicy]) -> int:
+def num_parameters(modules: Mapping[str, SpecifiedPolicy]) -> int:
+    """Count the parameters of all policies."""
     return sum(
         parameter.numel()
         for policy in modules.values()
@@ -198,16 +199,12 @@ def _table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
         if row.missing:
             cells += [f"not measured: {row.missing}", "", ""]
         else:
-            cells += [_interval(row, name) for name in ("mean", "drop", "score")]
+            cells += [
+                interval_of(row, name).text(DECIMALS)
+                for name in ("mean", "drop", "score")
+            ]
         rows.append([_cell(cell) for cell in cells])
     return columns, rows
-
-
-def _interval(row: Result, name: str) -> str:
-    value, low, high = (getattr(row, f"{name}{end}") for end in ("", "_low", "_high"))
-    if math.isnan(value):
-        return ""
-    return f"{value:.{DECIMALS}f} [{low:.{DECIMALS}f}, {high:.{DECIMALS}f}]"
 
 
 def _cell(text: object) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_pool.evaluation.statistics.intervals import Interval
 from marl_pool.files import tables
 from marl_pool.files.atomic import new_binary_file, new_file
 from marl_pool.files.manifest import sealed_json
@@ -125,6 +126,11 @@ class SeverityAUC:
     def policy_label(self) -> str:
         """The policy in words."""
         return _in_words(self.policy, self.stochastic)
+
+
+def interval_of(row: Result | SeverityAUC, name: str) -> Interval:
+    """Return a number of a row, such as ``"mean"`` or ``"auc"``, with its interval."""
+    return Interval(*(getattr(row, f"{name}{end}") for end in ("", "_low", "_high")))
 
 
 def _in_words(policy: str, stochastic: bool) -> str:
@@ -283,8 +289,7 @@ def _policies(rows: "Sequence[Result | SeverityAUC]") -> list[str]:
 
 def _interval(result: "Result | SeverityAUC", name: str) -> list[str]:
     """Return the cells of a number and its interval, empty where it is missing."""
-    bounds = (name, f"{name}_low", f"{name}_high")
-    value, low, high = (getattr(result, key) for key in bounds)
+    value, low, high = interval_of(result, name)
     if math.isnan(value):
         return ["", ""]
     return [f"{value:.3f}", f"{low:.3f} to {high:.3f}"]

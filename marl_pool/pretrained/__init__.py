@@ -1,7 +1,9 @@
 """Pretrained policies that are shipped with the package.
 
 Each is a folder ``NAME/`` written by `marl_pool.policies.storage.save_policies`, with
-the environment of the policy in its ``config.json``.
+the environment of the policy in its ``config.json``, and a card,
+`marl_pool.evaluation.pretrained_card.PretrainedCard`. ``scripts/pretrained.py`` trains
+them and puts them here.
 """
 
 import json
@@ -11,7 +13,7 @@ from pathlib import Path
 from marl_pool.options import names
 
 FOLDER = Path(__file__).parent
-CONFIG = "config.json"
+CONFIG, CARD = "config.json", "card.json"
 
 
 def pretrained_names() -> list[str]:

@@ -139,7 +139,7 @@ TASKS = {
         published={"env": "2280 steps/s", "iteration": "13.1 s"},
     ),
     "simple_tag": Task(
-        ("experiment=simple_tag", "ppo=fast"),
+        ("experiment=simple_tag", "encoder=paper_tag", "ppo=fast"),
         published={
             "env": "2180 steps/s",
             "sample": "1624 steps/s",

@@ -43,12 +43,7 @@ class Skill:
 
 SKILLS = {
     "simple_tag": Skill(
-        (
-            "experiment=simple_tag",
-            "encoder=transformer",
-            "ppo=fast_tag",
-            "total_steps=1_000_000",
-        ),
+        ("experiment=simple_tag",),
         group="predator",
         random=26.0,
         scripted=275.0,

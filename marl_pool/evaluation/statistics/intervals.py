@@ -6,6 +6,7 @@ definitions follow their package rliable, in numpy to save a dependency; tests
 compare them with scipy.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,6 +26,13 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
+
+    def text(self, decimals: int = 3) -> str:
+        """Return ``value [low, high]``; empty for an estimate that is NaN."""
+        if math.isnan(self.value):
+            return ""
+        value, low, high = (f"{number:.{decimals}f}" for number in self)
+        return f"{value} [{low}, {high}]"
 
 
 def mean(values: np.ndarray) -> np.ndarray:

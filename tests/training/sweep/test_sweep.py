@@ -123,8 +123,11 @@ def test_what_refers_to_a_swept_key_follows_it():
 def test_presets_are_the_studies_of_the_paper(name, env, axis, values, steps):
     plan = plan_sweep([f"experiment=adapool/{name}"])
     assert plan.grid == {"pooling": HEADS, axis: values, "seed": [0, 1, 2, 3, 4]}
-    ppo = ["ppo=paper"] if name == "figure5" else []
-    base = compose("train", [f"experiment={env}", *ppo])
+    paper = {
+        "figure5": ["ppo=paper"],
+        "figure7": ["encoder=paper_tag", "ppo=paper_tag"],
+    }
+    base = compose("train", [f"experiment={env}", *paper.get(name, [])])
     for trial in plan.trials:
         for part in ("encoder", "policy", "ppo"):
             assert trial.config[part] == base[part]
