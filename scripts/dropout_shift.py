@@ -1,4 +1,4 @@
-"""What the shift by dropout in the learner is made of, at the initial weights.
+"""Take the shift by dropout in the learner apart, at the initial weights.
 
     python scripts/dropout_shift.py --out docs/images/dropout_shift.png
 

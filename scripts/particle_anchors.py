@@ -1,4 +1,4 @@
-"""Policies of particle tasks that learn nothing, beside those of the package."""
+"""Policies of particle tasks that learn nothing and are not in the package."""
 
 import torch
 from torch import Tensor

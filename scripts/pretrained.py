@@ -336,7 +336,7 @@ def _section(name: str, card: PretrainedCard) -> Iterator[str]:
         ["", *groups],
         [
             ["return", *(group.returns.text() for group in groups.values())],
-            ["of others", *(group.baselines for group in groups.values())],
+            ["baselines", *(group.baselines for group in groups.values())],
             ["score", *(group.score.text() for group in groups.values())],
             ["", *(f"*{group.area_name}*" for group in groups.values())],
             *(

@@ -264,7 +264,7 @@ class TokenPolicy(SpecifiedPolicy):
 
     @property
     def networks(self) -> list[SetNetwork]:
-        """The network, and that of the value head if it has a separate one."""
+        """The network, and the value head's if it has a separate one."""
         networks = [self.network, self.value_network]
         return [network for network in networks if network is not None]
 

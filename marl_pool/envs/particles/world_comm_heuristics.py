@@ -81,7 +81,7 @@ class LeaderHeuristic(HunterHeuristic):
 class ForagerHeuristic(WorldHeuristic):
     """Flee from predators within `DANGER`, else go to the nearest food.
 
-    The flight is that of `flight`, with the origin as home. Forests are ignored.
+    Prey flee by `flight`, with the origin as home. Forests are ignored.
     """
 
     acceleration = 4.0
