@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.particles.heuristics import LEAD, ForceHeuristic
+from marl_pool.envs.particles.heuristics import ForceHeuristic
 from marl_pool.envs.particles.mpev2_scripts import least_pairs
-from marl_pool.envs.particles.physics import DT
+from marl_pool.envs.particles.physics import dead_beat
 from marl_pool.envs.scripted import Heuristic
 from marl_pool.tokens import Tokens
 
@@ -37,4 +37,4 @@ class LeastTotal(ForceHeuristic):
         partners = least_pairs(torch.hypot(away[..., 0], away[..., 1]))
         goal = partners[..., :1, None].expand(*partners.shape[:-1], 1, 4)
         target = landmarks.gather(-2, goal)[..., 0, :]
-        return (target[..., :2] + LEAD * target[..., 2:]) / DT**2
+        return dead_beat(target)

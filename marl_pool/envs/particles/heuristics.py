@@ -10,12 +10,9 @@ from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles import simple_centroid, simple_spread, simple_tag
-from marl_pool.envs.particles.physics import DAMPING, DT, Steering
+from marl_pool.envs.particles.physics import DT, LEAD, Steering, dead_beat
 from marl_pool.envs.scripted import Heuristic
 from marl_pool.tokens import Tokens
-
-LEAD = (2 - DAMPING) * DT
-"""Seconds for which the present velocity counts before a force changes a position."""
 
 
 class ForceHeuristic(Heuristic):
@@ -138,8 +135,7 @@ class SpreadHeuristic(ForceHeuristic):
         # The observer's landmark, or none.
         goal = partner.masked_fill(~is_self, -1).amax(-1)[..., None, None]
         target = landmarks.gather(-2, goal.clamp(min=0).expand(*goal.shape[:-1], 4))
-        force = (target[..., :2] + LEAD * target[..., 2:]) / DT**2
-        return torch.where(goal < 0, 0.0, force)[..., 0, :]
+        return torch.where(goal < 0, 0.0, dead_beat(target))[..., 0, :]
 
 
 def nearest_pairs(distance: Tensor) -> Tensor:

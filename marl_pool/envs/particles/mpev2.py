@@ -6,10 +6,10 @@ from typing import ClassVar, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance
+from marl_pool.envs.base import Advance, AgentGroup
 from marl_pool.envs.drawing.canvas import (
     BLUE,
     GREEN,
@@ -25,9 +25,12 @@ from marl_pool.envs.particles.physics import (
     Entities,
     ParticleEnv,
     ParticleOptions,
+    dead_beat,
 )
 from marl_pool.envs.particles.population import NEVER, PLACES, between
 from marl_pool.options.types import Episodes, NonNegativeInt
+from marl_pool.policies.action_spaces import Selection
+from marl_pool.policies.selection import SelectedTokens
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError
@@ -258,7 +261,7 @@ class MPEv2(ParticleEnv):
 
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
-        forces = [self._steering["agent"].forces(actions["agent"])]
+        forces = [self.agent_forces(actions["agent"])]
         for kind in self._scripted:
             assert kind.script is not None
             forces.append(kind.script(self, kind.name))
@@ -266,6 +269,10 @@ class MPEv2(ParticleEnv):
         reward = self.task.reward(self)[:, None]
         shared = reward.expand(-1, self.groups["agent"].num_agents)
         return self.earned(agent=shared), self._never
+
+    def agent_forces(self, actions: Tensor) -> Tensor:
+        """Convert the agents' actions to forces ``(num_envs, agents, 2)``."""
+        return self._steering["agent"].forces(actions)
 
     @override
     def observe(self) -> dict[str, Tokens]:
@@ -727,7 +734,18 @@ class Hunt(MPEv2):
     An adversary flees an agent that is nearer than 1, goes anywhere else, and turns
     back at the edge of the square of half side 2. An agent's force is 3.
 
+    With ``choices="adversaries"``, which the published task has not, an agent chooses
+    none or an adversary that is there, and takes the one of its five directions that is
+    nearest to the force by which `dead_beat` reaches it. This is a `Selection`, for
+    ``policy.action=select``.
+
     docs/mpev2.md says what all six tasks share.
+
+    Args:
+        choices: what an agent chooses: directions or adversaries.
+
+    Raises:
+        InputError: continuous actions where adversaries are chosen.
     """
 
     task = HUNT
@@ -736,7 +754,43 @@ class Hunt(MPEv2):
         self,
         num_envs: Episodes,
         *,
+        choices: Literal["directions", "adversaries"] = "directions",
         max_steps: Episodes = 200,
         **options: Unpack[MPEv2Options],
     ) -> None:
         super().__init__(num_envs, max_steps=max_steps, **options)
+        self._selection: SelectedTokens | None = None
+        if choices == "directions":
+            return
+        if options.get("continuous_actions"):
+            raise InputError(
+                "env.continuous_actions: expected false with env.choices=adversaries, "
+                "got true"
+            )
+        count, spec = self.groups["agent"].num_agents, self.groups["agent"].tokens
+        space = Selection(1, spec.num_tokens, ("adversary",))
+        group = AgentGroup(count, spec, space, has_action_masks=True)
+        self.groups = {"agent": group}
+        self._selection = SelectedTokens(spec, group.actions)
+
+    @override
+    def observe(self) -> dict[str, Tokens]:
+        tokens = super().observe()["agent"]
+        if self._selection is not None:
+            tokens = tokens._replace(action_mask=self._selection.options(tokens))
+        return {"agent": tokens}
+
+    @override
+    def agent_forces(self, actions: Tensor) -> Tensor:
+        if self._selection is None:
+            return super().agent_forces(actions)
+        # Entities by choice; the one in place of none is the agent itself.
+        order = pad(self._order["agent"], (1, 0))
+        order[:, 0] = order[:, 1]
+        entities = order.expand(self.num_envs, -1, -1).gather(2, actions[..., None])
+        targets = self.state.gather(1, entities.expand(-1, -1, 4))
+        away = targets - self.state[:, self._slices["agent"]]
+        is_target = self.present.gather(1, entities[..., 0]) & (actions > 0)
+        force = dead_beat(away, MASS) * is_target[..., None]
+        steering = self._steering["agent"]
+        return steering.push(steering.toward(force))

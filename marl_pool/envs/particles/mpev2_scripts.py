@@ -7,10 +7,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from typing_extensions import override
 
+from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles import mpev2
-from marl_pool.envs.particles.heuristics import LEAD, ForceHeuristic
+from marl_pool.envs.particles.heuristics import ForceHeuristic
 from marl_pool.envs.particles.mpev2 import MASS, TeamTask
-from marl_pool.envs.particles.physics import DAMPING, DIRECTIONS, DT
+from marl_pool.envs.particles.physics import DAMPING, DIRECTIONS, DT, dead_beat
 from marl_pool.tokens import Tokens
 
 FORESIGHT = 12
@@ -37,6 +38,10 @@ class PairingScript(ForceHeuristic):
     most_rounds: ClassVar[int] = 1
     """Most agents that an entity may have."""
 
+    def __init__(self, group: AgentGroup) -> None:
+        super().__init__(group)
+        self.actions = group.actions
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.acceleration = cls.task.force
@@ -58,10 +63,26 @@ class PairingScript(ForceHeuristic):
         return torch.ones_like(agents)
 
     @override
+    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        if not self.actions.selects:
+            return super().choose(tokens)
+        goal, has_goal = self.pair(tokens)
+        choice = torch.where(has_goal, self.actions.num_fixed + goal, 0)
+        return choice, choice[..., None].to(tokens.features)
+
+    @override
     def force(self, tokens: Tokens) -> Tensor:
-        # Ways from the observer, whose own token comes first.
-        ways = tokens.features.clone()
-        ways[..., 0, :] = 0
+        goal, has_goal = self.pair(tokens)
+        index = goal[..., None, None].expand(*goal.shape, 1, 4)
+        target = _ways(tokens).gather(-2, index)[..., 0, :]
+        place, velocity = target[..., :2], target[..., 2:]
+        place = place - self.standoff * normalize(place, dim=-1)
+        force = dead_beat(torch.cat((place, velocity), -1), MASS)
+        return torch.where(has_goal[..., None], force, 0)
+
+    def pair(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """Return the slot ``(*B,)`` of each observer's entity, and if there is one."""
+        ways = _ways(tokens)
         types, present = tokens.types, ~tokens.padding
         is_agent = ((types == self.types["agent"]) | (types == 0)) & present
         is_goal = (types == self.types[self.goal]) & present
@@ -89,14 +110,14 @@ class PairingScript(ForceHeuristic):
             slot = goals.gather(-1, column.clamp(min=0)).masked_fill(column < 0, -1)
             goal = torch.maximum(goal, slot[..., 0])
             distance = distance.masked_fill((partner >= 0)[..., None], torch.inf)
-        has_goal = is_goal.any(-1, keepdim=True)
-        goal = torch.where(goal < 0, nearest, goal)
-        index = goal.clamp(min=0)[..., None, None].expand(*goal.shape, 1, 4)
-        target = ways.gather(-2, index)[..., 0, :]
-        place = target[..., :2] - self.standoff * normalize(target[..., :2], dim=-1)
-        velocity = target[..., 2:]
-        force = MASS * (place + LEAD * velocity) / DT**2
-        return torch.where(has_goal, force, 0)
+        return torch.where(goal < 0, nearest, goal), is_goal.any(-1)
+
+
+def _ways(tokens: Tokens) -> Tensor:
+    """Return what tokens show relative to the observer, whose own comes first."""
+    ways = tokens.features.clone()
+    ways[..., 0, :] = 0
+    return ways
 
 
 def _at(ways: Tensor, places: Tensor) -> Tensor:

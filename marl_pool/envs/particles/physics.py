@@ -28,6 +28,8 @@ DT = 0.1
 """Duration of a step in seconds."""
 DAMPING = 0.25
 """Fraction of its velocity that an entity loses in a step."""
+LEAD = (2 - DAMPING) * DT
+"""Seconds for which the present velocity counts before a force changes a position."""
 CONTACT_FORCE = 1e2
 """Force per unit of penetration."""
 CONTACT_MARGIN = 1e-3
@@ -107,6 +109,16 @@ class Steering:
         return torch.stack(
             (torch.zeros_like(leftward), leftward, rightward, downward, upward), -1
         )
+
+
+def dead_beat(away: Tensor, mass: float = 1.0) -> Tensor:
+    """Return the forces ``(…, 2)`` that bring agents to where others are in two steps.
+
+    Args:
+        away: ``(…, 4)`` positions and velocities of the others, relative to the agents.
+        mass: of an agent.
+    """
+    return mass * (away[..., :2] + LEAD * away[..., 2:]) / DT**2
 
 
 @dataclass(frozen=True)

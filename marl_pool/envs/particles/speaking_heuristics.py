@@ -7,8 +7,8 @@ from torch.nn.functional import one_hot
 from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
-from marl_pool.envs.particles.heuristics import LEAD, ForceHeuristic
-from marl_pool.envs.particles.physics import DIRECTIONS, DT
+from marl_pool.envs.particles.heuristics import ForceHeuristic
+from marl_pool.envs.particles.physics import DIRECTIONS, dead_beat
 from marl_pool.envs.particles.speaking import MOTION
 from marl_pool.envs.scripted import Heuristic
 from marl_pool.tokens import Tokens
@@ -113,4 +113,4 @@ def steer(tokens: Tokens, weights: Tensor) -> Tensor:
     total = weights.sum(-1, keepdim=True).clamp(min=1)
     motion = torch.where(weights[..., None] > 0, tokens.features[..., :MOTION], 0.0)
     mean = (motion * weights[..., None]).sum(-2) / total
-    return (mean[..., :2] + LEAD * mean[..., 2:]) / DT**2
+    return dead_beat(mean)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mpe2._mpe_utils.core import Agent, Landmark, World
+from particle_anchors import Rest
 from scipy.optimize import linear_sum_assignment
 
 from marl_pool.envs import make_batched_env, make_heuristic
@@ -18,6 +19,7 @@ from marl_pool.envs.particles.mpev2_scripts import least_pairs
 from marl_pool.envs.particles.population import NEVER
 from marl_pool.envs.scripted import scripted_policy
 from marl_pool.rollout import Rollout
+from marl_pool.utils.errors import InputError
 
 TASKS = ("spread", "tag", "guard", "adversary", "repel", "hunt")
 OTHERS = {"spread": "target", "guard": "target", "adversary": "target"}
@@ -328,14 +330,55 @@ def test_pairs_have_the_least_sum(num_rows, num_columns, seed):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_scripts_do_better_than_rest(task):
-    env = make_batched_env(f"mpev2_{task}", 60, domain=1, seed=1)
-    (group,) = env.groups.values()
-    script = make_heuristic(f"mpev2_{task}", group, role="agent")
-    actions = script.act(env_tokens(env)).action
-    assert actions.shape == (60, group.num_agents)
-    assert actions.unique().numel() > 2
+    returns = []
+    for is_script in (True, False):
+        env = make_batched_env(f"mpev2_{task}", 16, domain=1, seed=1)
+        script = scripted_policy(
+            "heuristic", env=f"mpev2_{task}", role="agent", group=env.groups["agent"]
+        )
+        rollout = Rollout(env, {"agent": script if is_script else Rest()})
+        returns.append(float(rollout.episodes().returns["agent"][:, 0].mean()))
+    assert returns[0] > returns[1] + 50
 
 
-def env_tokens(env: Any) -> Any:
+def hunting(**options):
+    env = make_batched_env("mpev2_hunt", 6, choices="adversaries", seed=3, **options)
     env.reset()
-    return env.observe()["agent"]
+    return env
+
+
+def test_agents_that_choose_adversaries_go_their_way_among_the_five_directions():
+    chosen = hunting()
+    moved = make_batched_env("mpev2_hunt", 6, seed=3)
+    moved.reset()
+    (script, steered) = (
+        make_heuristic("mpev2_hunt", env.groups["agent"]) for env in (chosen, moved)
+    )
+    for _ in range(40):
+        tokens = chosen.observe()["agent"]
+        choices = script.act(tokens).action
+        # The script of directions hunts by the same pairs.
+        directions = steered.act(moved.observe()["agent"]).action
+        chosen.step({"agent": choices})
+        moved.step({"agent": directions})
+        there = chosen.active["agent"]
+        places, expected = (env.state[:, :4][there] for env in (chosen, moved))
+        torch.testing.assert_close(places, expected)
+
+
+def test_only_adversaries_that_are_there_can_be_chosen():
+    env = hunting()
+    tokens = env.observe()["agent"]
+    adversary = tokens.types == 2
+    assert env.groups["agent"].tokens.type_names[2] == "adversary"
+    assert tokens.action_mask[..., 0].all()
+    assert torch.equal(tokens.action_mask[..., 1:], adversary & ~tokens.padding)
+    # None, and one that is not there, push nobody.
+    absent = (adversary & tokens.padding).byte().argmax(-1) + 1
+    for choice in (torch.zeros_like(absent), absent):
+        assert not env.agent_forces(choice)[env.active["agent"]].any()
+
+
+def test_adversaries_are_not_chosen_by_numbers():
+    with pytest.raises(InputError, match="continuous_actions: expected false"):
+        hunting(continuous_actions=True)
