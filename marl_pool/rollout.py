@@ -242,6 +242,8 @@ class Rollout:
         self.policies = {name: compile(policies[name]) for name in env.groups}
         self._actors = self.policies
         self.critics = dict(critics or {})
+        reads_state = any(critic.reads == "state" for critic in self.critics.values())
+        self._state_specs = env.state_specs if reads_state else None
         self.perturbation, self.explore, self.draw = perturbation, explore, draw
         # Some perturbations cover some groups only.
         self._perturbations: dict[str, Perturbation | OwnTurns] = {}
@@ -652,10 +654,10 @@ class Rollout:
 
     def _state_tokens(self) -> dict[str, Tokens]:
         """Return the states that critics read, by group; none if no critic does."""
-        if all(critic.reads != "state" for critic in self.critics.values()):
+        if self._state_specs is None:
             return {}
         with env_call(self.env, "an observation of the state"):
-            return checked_state(self.env)
+            return checked_state(self.env, self._state_specs)
 
     def _critic_tokens(self) -> dict[str, Tokens]:
         """Return what the critics read now, by group."""

@@ -1,6 +1,6 @@
 """Measure tasks of MPE with random, scripted and trained agents: a CSV and a table.
 
-``python scripts/mpe_table.py docs/mpe_tasks.csv RUN …`` plays the tasks of the runs. In
+``python scripts/mpe_table.py mpe_tasks.csv RUN …`` plays the tasks of the runs. In
 tasks with adversaries both sides are random, scripted or trained, in all pairs; those
 that are trained come from one run. In the others scripts also play deaf. Every row of
 the CSV is the mean return of an agent of a group over episodes with equal starts. The
@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 
 from markdown_tables import markdown_table, mean_of_seeds
-from study_arguments import reported
+from study_arguments import absent_file, positive, reported
 from torch import Tensor
 from typing_extensions import override
 
@@ -124,12 +124,10 @@ def _cell(groups: Mapping[str, list[float]]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Write the CSV, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("csv", type=Path)
+    parser.add_argument("csv", type=absent_file)
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--episodes", type=int, default=1000)
+    parser.add_argument("--episodes", type=positive, default=1000)
     options = parser.parse_args(arguments)
-    if not options.csv.parent.is_dir():
-        parser.error(f"there is no folder {options.csv.parent}")
     with reported(parser):
         tasks: dict[str, list[Path]] = {}
         for run in options.runs:

@@ -1,6 +1,6 @@
 """Measure simple spread in every convention of docs/mpe.md, and write a CSV.
 
-``python scripts/spread_conventions.py docs/mpe_spread.csv [RUN …]`` plays random, idle
+``python scripts/spread_conventions.py mpe_spread.csv [RUN …]`` plays random, idle
 and scripted agents, and the best policies of runs, all on equal starts.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from particle_anchors import LeastTotal, Rest
-from study_arguments import new_file, positive, reported
+from study_arguments import absent_file, positive, reported
 from torch import Tensor
 
 from marl_pool import load_policy, make_batched_env, make_heuristic
@@ -93,7 +93,7 @@ def rows(runs: list[Path], episodes: int) -> Iterator[dict[str, object]]:
 def main() -> None:
     """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("csv", type=new_file)
+    parser.add_argument("csv", type=absent_file)
     parser.add_argument("runs", type=Path, nargs="*")
     parser.add_argument("--episodes", type=positive, default=1000)
     arguments = parser.parse_args()

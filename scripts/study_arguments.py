@@ -26,6 +26,14 @@ def new_file(text: str) -> Path:
     return path
 
 
+def absent_file(text: str) -> Path:
+    """Return the path of a file that is not there, in a folder that is."""
+    path = new_file(text)
+    if path.exists():
+        raise ArgumentTypeError(f"{path} is there already: expected a new file")
+    return path
+
+
 def positive(text: str) -> int:
     """Return a number of at least 1."""
     try:

@@ -296,6 +296,7 @@ def as_policy(module: RLModule, *, normalize_actions: bool = True) -> Act:
             require_numbers(logits)
             distribution = module.get_inference_action_dist_cls().from_logits(logits)
             actions = distribution.to_deterministic().sample()
+        require_numbers(actions)
         rows: np.ndarray = actions.cpu().numpy()
         if normalize_actions and isinstance(module.action_space, spaces.Box):
             rows = unsquash_action(rows, module.action_space)

@@ -40,6 +40,7 @@ with explain_missing_modules():
         NormalParamExtractor,
         TensorDictModule,
         TensorDictModuleBase,
+        TensorDictSequential,
     )
     from torchrl.data import (
         Binary,
@@ -305,6 +306,8 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
         )
     spec = getattr(actor, "spec", {actions[0]: None})[actions[0]]
     device = next(actor.parameters()).device
+    # What the distribution is made of.
+    read = actor[-1].in_keys if isinstance(actor, TensorDictSequential) else ()
 
     def act(observation: Any) -> np.ndarray:
         arrays = {key: _entry(observation, _path(key)) for key in actor.in_keys}
@@ -317,9 +320,9 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
             except InputError as error:
                 # TensorDict adds the number of the module that failed.
                 raise InputError(str(error).partition("\n")[0]) from error
-        for key in actor.out_keys:
-            require_numbers(outputs[key])
         action = outputs[actions[0]]
+        for part in (action, *map(outputs.get, read)):
+            require_numbers(part)
         if isinstance(spec, OneHot | MultiOneHot):
             action = spec.to_categorical(action)
         result: np.ndarray = action.cpu().numpy()

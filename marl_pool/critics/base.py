@@ -124,10 +124,10 @@ class OwnCritic(Critic):
 def of_present(
     function: Callable[[Tokens], tuple[Tensor, ...]], tokens: Tokens, present: Tensor
 ) -> tuple[Tensor, ...]:
-    """Compute the rows of agents that are present; those of absent agents are 0.
+    """Compute the rows of agents that are present, and 0 for those of absent agents.
 
     On a GPU, which would have to be waited for to count the agents, all rows are
-    computed.
+    computed, so that those of absent agents have no meaning.
 
     Args:
         function: computes each row from its tokens alone.

@@ -82,14 +82,20 @@ def checked_observation(env: "BatchedEnv") -> dict[str, Tokens]:
     return dict(observations)
 
 
-def checked_state(env: "BatchedEnv") -> dict[str, Tokens]:
+def checked_state(
+    env: "BatchedEnv", specs: Mapping[str, TokenSpec]
+) -> dict[str, Tokens]:
     """Observe the state, into a dict that the environment does not keep.
 
+    Args:
+        env: the environment.
+        specs: its ``state_specs``, which may take longer to make than a step.
+
     Raises:
-        InputError: other groups, shapes or dtypes than ``state_specs`` declares.
+        InputError: other groups, shapes or dtypes than the specifications.
         UnfitTokensError: the environment offers no state.
     """
-    states, specs = env.observe_state(), env.state_specs
+    states = env.observe_state()
     _validate_names(env, "states", states, specs)
     for name, spec in specs.items():
         _validate_tokens(env, name, states[name], spec, None, "states")

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     # TorchRL's modules warn about one another when they are imported.
     warnings.simplefilter("ignore", DeprecationWarning)
     from tensordict import TensorDict, TensorDictBase
-    from tensordict.nn import TensorDictModuleBase
+    from tensordict.nn import TensorDictModule, TensorDictModuleBase
     from torchrl import data
     from torchrl.collectors import Collector
     from torchrl.envs import PettingZooWrapper
@@ -415,6 +415,27 @@ def test_a_policy_chooses_the_most_likely_action_that_a_mask_allows() -> None:
     chosen = as_policy(actor)({**columns(observed), "action_mask": allowed.numpy()})
     scores = actor[0](observed)[logits][:, 0].masked_fill(~allowed, -torch.inf)
     assert chosen.tolist() == scores.argmax(-1).tolist()
+
+
+class WithNaN(torch.nn.Linear):
+    """Scores, and an output of NaN."""
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(rows), rows * torch.nan
+
+
+def test_an_output_that_is_dropped_does_not_matter() -> None:
+    torch.manual_seed(0)
+    network = WithNaN(5, 4)
+    actor = ProbabilisticActor(
+        TensorDictModule(network, ["observation"], ["logits", "_"]),
+        in_keys=["logits"],
+        out_keys=["action"],
+        distribution_class=torch.distributions.Categorical,
+    )
+    rows = torch.randn(6, 5)
+    chosen = as_policy(actor)(rows.numpy())
+    assert chosen.tolist() == network(rows)[0].argmax(-1).tolist()
 
 
 def test_one_hot_actions_become_numbers() -> None:

@@ -101,7 +101,9 @@ def test_one_critic_serves_every_number_and_an_absent_agent_changes_nothing(pool
         )
 
 
-@pytest.mark.parametrize(("pooling", "changes"), [("max", False), ("sum", True)])
+@pytest.mark.parametrize(
+    ("pooling", "changes"), [("max", False), ("sum", True), ("avg", True)]
+)
 def test_a_copy_of_a_teammate_changes_what_its_head_says(pooling, changes):
     env, tokens = observed()
     encoder = {"name": "identity"}

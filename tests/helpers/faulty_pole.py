@@ -15,7 +15,8 @@ class FaultyPole(CartPole):
 
     Args:
         fault: raises, runs_out, hangs, spins (without a system call), slow, NaN_reward,
-            NaN_observation, NaN_state, wrong_state, wrong_shape or none.
+            NaN_observation, NaN_state, wrong_state, no_state, other_state,
+            wrong_shape or none.
         after: steps before the first fault.
     """
 
@@ -43,6 +44,14 @@ class FaultyPole(CartPole):
                 for k, t in tokens.items()
             }
         return tokens
+
+    @property
+    @override
+    def state_specs(self):
+        specs = super().state_specs
+        if self.fault == "other_state":
+            return {"pole": specs["agent"]}
+        return {} if self.fault == "no_state" else specs
 
     @override
     def observe_state(self):

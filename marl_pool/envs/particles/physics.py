@@ -234,6 +234,7 @@ class ParticleEnv(BatchedEnv):
         **options: Any,
     ) -> None:
         self._population, starting, self._changing = None, entities, changing
+        self._may_grow = bool(arrivals) or any(kind.late for kind in entities)
         if arrivals or departures:
             self._population = EntityLives(
                 *(entities, learners, lone, arrivals, departures),
@@ -521,7 +522,7 @@ class ParticleEnv(BatchedEnv):
         frame.legend(
             dict.fromkeys(discs),
             cross="goal" if len(goals) else None,
-            ring="new" if self.lives is not None else None,
+            ring="new" if self._may_grow else None,
         )
         return frame.image
 
