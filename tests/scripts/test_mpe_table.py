@@ -63,3 +63,17 @@ def test_wrong_arguments_are_one_line(
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert [file.name for file in tmp_path.iterdir()] == ["test.csv"]
     assert not (tmp_path / "test.csv").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_plays_either_side_and_both(tmp_path, capsys):
+    tiny = ["ppo.num_envs=4", "ppo.batch_size=64", "ppo.minibatch_size=32"]
+    run = tmp_path / "run"
+    train("experiment=simple_push", *tiny, "total_steps=1", run_dir=run)
+    file = tmp_path / "table.csv"
+    mpe_table.main([str(file), str(run), "--episodes", "3"])
+    with file.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 2 * 9
+    assert [row["run"] for row in rows].count("run") == 2 * 5
+    assert capsys.readouterr().out.count("| trained |") == 1
