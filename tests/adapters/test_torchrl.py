@@ -434,8 +434,8 @@ def test_an_output_that_is_dropped_does_not_matter() -> None:
         distribution_class=torch.distributions.Categorical,
     )
     rows = torch.randn(6, 5)
-    chosen = as_policy(actor)(rows.numpy())
-    assert chosen.tolist() == network(rows)[0].argmax(-1).tolist()
+    actions = as_policy(actor)(rows.numpy())
+    assert actions.tolist() == network(rows)[0].argmax(-1).tolist()
 
 
 def test_one_hot_actions_become_numbers() -> None:

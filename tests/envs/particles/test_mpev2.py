@@ -348,21 +348,24 @@ def hunting(**options):
 
 
 def test_agents_that_choose_adversaries_go_their_way_among_the_five_directions():
-    chosen = hunting()
-    moved = make_batched_env("mpev2_hunt", 6, seed=3)
-    moved.reset()
-    (script, steered) = (
-        make_heuristic("mpev2_hunt", env.groups["agent"]) for env in (chosen, moved)
+    selecting = hunting()
+    steering = make_batched_env("mpev2_hunt", 6, seed=3)
+    steering.reset()
+    (script, pilot) = (
+        make_heuristic("mpev2_hunt", env.groups["agent"])
+        for env in (selecting, steering)
     )
     for _ in range(40):
-        tokens = chosen.observe()["agent"]
+        tokens = selecting.observe()["agent"]
         choices = script.act(tokens).action
         # The script of directions hunts by the same pairs.
-        directions = steered.act(moved.observe()["agent"]).action
-        chosen.step({"agent": choices})
-        moved.step({"agent": directions})
-        there = chosen.active["agent"]
-        places, expected = (env.state[:, :4][there] for env in (chosen, moved))
+        directions = pilot.act(steering.observe()["agent"]).action
+        selecting.step({"agent": choices})
+        steering.step({"agent": directions})
+        is_present = selecting.active["agent"]
+        places, expected = (
+            env.state[:, :4][is_present] for env in (selecting, steering)
+        )
         torch.testing.assert_close(places, expected)
 
 
