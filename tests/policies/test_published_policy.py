@@ -39,7 +39,9 @@ OUR_NAMES = {
 
 @cache
 def configuration(env: str, head: str) -> dict[str, Any]:
-    return compose("train", [f"experiment={env}", f"pooling={head}"])
+    # The preset of simple_tag has a wider encoder, which learns sooner.
+    encoder = ["encoder=paper_tag"] if env == "simple_tag" else []
+    return compose("train", [f"experiment={env}", f"pooling={head}", *encoder])
 
 
 def policy_of(env: str, head: str, **options: Any) -> TokenPolicy:
