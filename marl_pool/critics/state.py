@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.critics.base import Critic, PartOption, compiled_parts
+from marl_pool.critics.base import Critic, PartOption, compiled_parts, of_present
 from marl_pool.networks.set_network import seeded
 from marl_pool.options.types import Size
 from marl_pool.policies.token_policy import TokenPolicy
@@ -50,5 +50,8 @@ class StateCritic(Critic):
         self, tokens: Tokens, present: Tensor, pooled: Tensor | None = None
     ) -> Tensor:
         network, value_head = self._parts
-        values: Tensor = value_head(network(tokens.flatten_batch()))
+        (values,) = of_present(
+            lambda rows: (value_head(network(rows)),),
+            *(tokens.flatten_batch(), present.flatten()),
+        )
         return values.view(present.shape)

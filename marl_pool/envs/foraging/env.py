@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
-from torch.nn.functional import pad
 from typing_extensions import override
 
 from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
@@ -16,6 +15,7 @@ from marl_pool.envs.drawing.marks import Glyphs
 from marl_pool.envs.foraging.steps import LOAD, MOVES, NONE, step_beside
 from marl_pool.options.types import Episodes, NonNegativeFloat, Repeats, Size
 from marl_pool.policies.action_spaces import Selection
+from marl_pool.policies.selection import SelectedTokens
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec, self_first
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import uniform
@@ -123,14 +123,16 @@ class LevelBasedForaging(BatchedEnv):
             *(num_tokens, 3, TYPE_NAMES), signal_types=TYPE_NAMES, positions=POSITION
         )
         selection = Selection(1, num_tokens, ("food",))
-        self.groups = {
-            "agent": AgentGroup(
-                num_agents,
-                spec,
-                selection if choices == "food" else spaces.Discrete(NUM_ACTIONS),
-                has_action_masks=choices == "food",
-            )
-        }
+        group = AgentGroup(
+            num_agents,
+            spec,
+            selection if choices == "food" else spaces.Discrete(NUM_ACTIONS),
+            has_action_masks=choices == "food",
+        )
+        self.groups = {"agent": group}
+        self._selection = (
+            SelectedTokens(spec, group.actions) if choices == "food" else None
+        )
         numbers = torch.arange(num_agents, device=self.device)
         self._order = self_first(numbers, num_agents)
         types = [0] + [1] * (num_agents - 1) + [2] * num_food
@@ -162,10 +164,8 @@ class LevelBasedForaging(BatchedEnv):
     @override
     def observe(self) -> dict[str, Tokens]:
         tokens = self._tokens(self.sight)
-        if self.choices == "food":
-            is_food = self._types == FOOD_TYPE
-            mask = pad(~tokens.padding & is_food, (1, 0), value=True)
-            tokens = tokens._replace(action_mask=mask)
+        if self._selection is not None:
+            tokens = tokens._replace(action_mask=self._selection.options(tokens))
         return {"agent": tokens}
 
     @override
@@ -232,7 +232,7 @@ class LevelBasedForaging(BatchedEnv):
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         action = actions["agent"]
-        moves = self._moves_to_food(action) if self.choices == "food" else action
+        moves = action if self._selection is None else self._moves_to_food(action)
         present = self.food_levels > 0
         # Move, unless a wall or food is present, or another agent would be.
         target = self.places + self._moves[moves]

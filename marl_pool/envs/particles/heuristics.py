@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles import simple_centroid, simple_spread, simple_tag
-from marl_pool.envs.particles.physics import DT, LEAD, Steering, dead_beat
+from marl_pool.envs.particles.physics import LEAD, Steering, dead_beat
 from marl_pool.envs.scripted import Heuristic
 from marl_pool.tokens import Tokens
 
@@ -62,7 +62,7 @@ class CentroidHeuristic(ForceHeuristic):
         signal, missing = _of_type(tokens, index)
         count = (~missing).sum(-1, keepdim=True).clamp(min=1)
         mean = signal.sum(-2) * (simple_centroid.FEATURE_SCALE / count)
-        return (mean[..., :2] + self.lead * mean[..., 2:]) / DT**2
+        return dead_beat(mean, lead=self.lead)
 
 
 class ChaseHeuristic(ForceHeuristic):
@@ -83,10 +83,10 @@ class ChaseHeuristic(ForceHeuristic):
     @override
     def force(self, tokens: Tokens) -> Tensor:
         prey, missing = _of_type(tokens, simple_tag.TYPE_NAMES.index("prey"))
-        ahead = prey[..., :2] + LEAD * prey[..., 2:]
-        squares = ahead.square().sum(-1).masked_fill(missing, torch.inf)
+        forces = dead_beat(prey)
+        squares = forces.square().sum(-1).masked_fill(missing, torch.inf)
         nearest = squares.argmin(-1)[..., None, None].expand(*missing.shape[:-1], 1, 2)
-        return ahead.gather(-2, nearest)[..., 0, :] / DT**2
+        return forces.gather(-2, nearest)[..., 0, :]
 
 
 class FleeHeuristic(ForceHeuristic):

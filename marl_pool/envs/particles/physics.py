@@ -111,14 +111,15 @@ class Steering:
         )
 
 
-def dead_beat(away: Tensor, mass: float = 1.0) -> Tensor:
+def dead_beat(away: Tensor, mass: float = 1.0, lead: float = LEAD) -> Tensor:
     """Return the forces ``(…, 2)`` that bring agents to where others are in two steps.
 
     Args:
         away: ``(…, 4)`` positions and velocities of the others, relative to the agents.
         mass: of an agent.
+        lead: time by which the velocities are extrapolated.
     """
-    return mass * (away[..., :2] + LEAD * away[..., 2:]) / DT**2
+    return mass * (away[..., :2] + lead * away[..., 2:]) / DT**2
 
 
 @dataclass(frozen=True)
