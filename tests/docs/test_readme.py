@@ -82,6 +82,7 @@ def template(tmp_path_factory):
         untrained("runs/gated", "pooling=my_heads:GatedSum", "pooling.scale=0.1")
         selects = ("env.choices=food", "policy.action=select")
         untrained("runs/select", small=("env=lbforaging", *selects))
+        untrained("runs/orchard", small=("env=my_orchard:Orchard", selects[1]))
         for file in path.glob("*.py"):
             sys.modules.pop(file.stem, None)
     return path
