@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from marl_pool.compiled.actor_critic import ActorCritic, ActorCriticCall
+from marl_pool.compiled.actor_critic import ActorCritic, ActorCriticCall, Head
 from marl_pool.compiled.module import PRECISE, may_run
 from marl_pool.compiled.native.call import (
     entry,
@@ -210,6 +210,14 @@ class _Results(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "for_network for_action for_value losses loss"),
     )
+
+
+def without_value(policy: ActorCritic) -> ActorCritic:
+    """Return the policy with 0 in the place of its value head, without parameters."""
+    weight = policy.network.values.new_zeros(1, policy.network.sizes.dim)
+    bias = weight.new_zeros(1)
+    weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
+    return replace(policy, value=Head(0, (weight, bias)))
 
 
 class PPOGradient(NamedTuple):

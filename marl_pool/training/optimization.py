@@ -2,7 +2,7 @@
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -82,9 +82,17 @@ class FlatParameters:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def is_plain(self) -> bool:
-        """Return True if every parameter is trained, without hooks on its gradient."""
-        return all(p.requires_grad and not p._backward_hooks for p in self.parameters)
+    def is_plain(self, unused: Collection[nn.Parameter] = ()) -> bool:
+        """Return True if every parameter is trained, without hooks on its gradient.
+
+        Args:
+            unused: parameters that are not trained, and whose gradient is 0.
+        """
+        numbers = set(map(id, unused))
+        return all(
+            (p.requires_grad and not p._backward_hooks) or id(p) in numbers
+            for p in self.parameters
+        )
 
     def view_grad(self) -> None:
         """Make the parameters' gradients views of the gradient of `values`, zero."""

@@ -241,6 +241,24 @@ def to_sequences(rows: Rows, begins: Tensor, limit: int) -> Rows:
     }
 
 
+def existing_steps(rows: Mapping[str, Any], columns: Mapping[str, Any]) -> Rows:
+    """Return columns ``(steps, …)`` without the padding of sequences and of teams.
+
+    Args:
+        rows: a batch, perhaps with ``Columns.LOSS_MASK``, ``(B, T)``.
+        columns: ``(B, T, …)``, or ``(steps, …)`` if there is no mask.
+    """
+    mask = rows.get(Columns.LOSS_MASK)
+    if mask is None:
+        return dict(columns)
+    flat = map_rows(operator.methodcaller("flatten", 0, 1), columns)
+    # A GPU would have to be waited for twice.
+    if mask.is_cpu and mask.all():
+        return flat
+    index = mask.flatten().nonzero()[:, 0]
+    return map_rows(operator.methodcaller("index_select", 0, index), flat)
+
+
 def num_steps(rows: Mapping[str, Any]) -> int:
     """Count the steps in rows, without padding."""
     if Columns.LOSS_MASK in rows:

@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from marl_pool.compiled.native.call import threads_for_kernel
-from marl_pool.compiled.ppo import Coefficients, ppo_gradient, ppo_loss
+from marl_pool.compiled.ppo import Coefficients, ppo_gradient, ppo_loss, without_value
+from marl_pool.critics.base import Critic
 from marl_pool.policies.actions import kl_divergence
 from marl_pool.tokens import Tokens
 from marl_pool.training.optimization import FlatAdam, FlatParameters
@@ -26,12 +28,18 @@ from marl_pool.training.ppo.batch import (
     VALUE_SCALE,
     Rows,
     episode_rows,
+    existing_steps,
     map_rows,
     minibatches,
     num_steps,
     prepare_rows,
 )
-from marl_pool.training.ppo.loss import STATISTICS, PPOTerms, recorded_steps
+from marl_pool.training.ppo.loss import (
+    STATISTICS,
+    PPOTerms,
+    recorded_steps,
+    value_errors,
+)
 from marl_pool.training.ppo.trajectories import RECORDED
 from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.randomness import seed_process
@@ -249,27 +257,43 @@ class BatchedPPOLearner(PPOTorchLearner):
             and where learners average their gradients.
         """
         module, flat = self.module[module_id], self._flat[module_id]
-        if isinstance(module, DistributedDataParallel) or not flat.is_plain():
+        if isinstance(module, DistributedDataParallel):
+            return None
+        critic: Critic | None = module.critic
+        # The kernel of a whole policy knows no action masks; the kernel of the
+        # loss gets logits that are masked already.
+        if (
+            not flat.is_plain(module.unused)
+            or module.actor.recurrent
+            or (critic is not None and critic.shares_trunk)
+            or Tokens(**rows[Columns.OBS]).action_mask is not None
+        ):
             return None
         if not module.training:
             module.train()
-        if Columns.LOSS_MASK in rows:
-            return None
-        tokens = Tokens(**rows[Columns.OBS])
-        # The kernel of a whole policy knows no action masks; the kernel of the
-        # loss gets logits that are masked already.
-        if tokens.action_mask is not None:
-            return None
-        policy = module.actor.actor_critic(tokens)
-        recorded = recorded_steps(rows, module.actor.actions)
+        kept = (Columns.OBS, *STEP_COLUMNS)
+        steps = existing_steps(rows, {key: rows[key] for key in kept if key in rows})
+        policy = module.actor.actor_critic(Tokens(**steps[Columns.OBS]))
+        recorded = recorded_steps(steps, module.actor.actions)
         if policy is None or not recorded.fits(policy.network.values):
             return None
-        coefficients, scale = self._coefficients(module_id), rows.get(VALUE_SCALE)
+        coefficients, scale = self._coefficients(module_id), steps.get(VALUE_SCALE)
         flat.view_grad()
-        result = ppo_gradient(policy, coefficients, recorded, scale)
-        outputs = Outputs(rows, result.logits, result.values)
+        if critic is None:
+            loss, logits, values = ppo_gradient(policy, coefficients, recorded, scale)
+        else:
+            # Nothing but the loss joins actor and critic.
+            actor = replace(coefficients, value=0.0)
+            loss, logits, _ = ppo_gradient(without_value(policy), actor, recorded, None)
+            predicted = {Columns.VF_PREDS: module.critic_values(critic, rows)}
+            values = existing_steps(rows, predicted)[Columns.VF_PREDS]
+            errors = value_errors(values, recorded.targets, coefficients.value_clip)
+            value_loss = coefficients.value * errors.mean()
+            value_loss.backward()  # adds to the gradient of 0
+            loss = loss + value_loss.detach()
+        outputs = Outputs(steps, logits, values)
         self._keep_distance(module_id, outputs)
-        return result.loss, outputs
+        return loss, outputs
 
     def _accumulate(
         self, batch: dict[str, Rows]
@@ -328,9 +352,8 @@ class BatchedPPOLearner(PPOTorchLearner):
         out = module.forward_train(rows)
         if Columns.LOSS_MASK in rows:
             # Drop the padding of sequences; the loss is then like any other policy's.
-            select = operator.itemgetter(rows[Columns.LOSS_MASK])
             steps = {key: rows[key] for key in STEP_COLUMNS if key in rows}
-            rows, out = map_rows(select, steps), map_rows(select, out)
+            rows, out = existing_steps(rows, steps), existing_steps(rows, out)
         if Columns.VF_PREDS in out:
             values = module.unwrapped().scaled(out[Columns.VF_PREDS], rows)
         else:

@@ -89,17 +89,13 @@ class PPOTerms:
         clipped = ratio.clamp(1 - config.clip_param, 1 + config.clip_param)
         advantages = rows[Postprocessing.ADVANTAGES]
         surrogate = torch.minimum(advantages * ratio, advantages * clipped)
-        # The values' error, limited so that outliers do not dominate.
         targets = rows[Postprocessing.VALUE_TARGETS]
-        value_loss = (values - targets).square()
-        if config.vf_clip_param < float("inf"):
-            value_loss = value_loss.clamp(max=config.vf_clip_param)
         prior = rows[Columns.ACTION_DIST_INPUTS]
         return cls(
             ratio=ratio,
             surrogate=surrogate,
             values=values,
-            value_loss=value_loss,
+            value_loss=value_errors(values, targets, config.vf_clip_param),
             kl=kl_divergence(actions, prior, logits) if config.use_kl_loss else None,
             targets=targets,
             actions=actions,
@@ -132,6 +128,12 @@ class PPOTerms:
                 kl,
             ]
         ).detach()
+
+
+def value_errors(values: Tensor, targets: Tensor, limit: float) -> Tensor:
+    """Return squared errors, limited so that outliers do not dominate."""
+    errors = (values - targets).square()
+    return errors.clamp(max=limit) if limit < float("inf") else errors
 
 
 def recorded_steps(rows: Mapping[str, Any], actions: ActionSpec) -> RecordedSteps:

@@ -1,5 +1,6 @@
 """RLlib module around a `TokenPolicy`."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 from ray.rllib.core.rl_module.torch import TorchRLModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_structure, tree_unflatten
 from typing_extensions import override
 
@@ -69,11 +70,13 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
         self._compiled = (CompiledTokenPolicy(self.policy),)
         self.critic = build_critic(self.model_config, self.policy)
         self.value_norm = ValueNorm() if self.model_config.get(VALUE_NORM) else None
+        self.unused: tuple[nn.Parameter, ...] = ()
         if self.critic is not None:
             # Nothing of these is trained; learners in step wait for all gradients.
-            for part in (self.policy.value_head, self.policy.value_network):
-                if part is not None:
-                    part.requires_grad_(False)
+            parts = (self.policy.value_head, self.policy.value_network or nn.Module())
+            self.unused = tuple(itertools.chain(*(part.parameters() for part in parts)))
+            for parameter in self.unused:
+                parameter.requires_grad_(False)
 
     @property
     def actor(self) -> CompiledTokenPolicy:
@@ -112,17 +115,12 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
             for_action = self.actor.action_input(rows)
             return self.actor.logits(for_action), pooled_of(for_action)
 
-        shape, device = tokens.batch_shape, tokens.features.device
-        present = batch.get(Columns.LOSS_MASK)
-        if present is None:
-            present = torch.ones(shape, dtype=torch.bool, device=device)
+        present = _present(batch)
         parts = of_present(act, tokens.flatten_batch(), present.flatten())
-        logits, pooled = (part.unflatten(0, shape) for part in parts)
-        critic_tokens = Tokens(**batch[CRITIC_OBS]) if CRITIC_OBS in batch else tokens
+        logits, pooled = (part.unflatten(0, present.shape) for part in parts)
+        shared = pooled if critic.shares_trunk else None
         return {
-            Columns.VF_PREDS: critic(
-                critic_tokens, present, pooled if critic.shares_trunk else None
-            ),
+            Columns.VF_PREDS: critic(_critic_tokens(batch), present, shared),
             Columns.ACTION_DIST_INPUTS: mask_logits(logits, self.actor.options(tokens)),
         }
 
@@ -150,6 +148,25 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
             embeddings = self._forward(batch)[Columns.EMBEDDINGS]
         return self.scaled(self.actor.values(embeddings), batch)
 
+    def critic_values(self, critic: Critic, batch: Mapping[str, Any]) -> Tensor:
+        """Compute the values of a critic with a trunk of its own, scaled."""
+        values = critic(_critic_tokens(batch), _present(batch))
+        return self.scaled(values, batch)
+
     def scaled(self, values: Tensor, batch: Mapping[str, Any]) -> Tensor:
         """Return values ``(B,)`` in the units of the targets in the batch."""
         return values * batch[VALUE_SCALE] if VALUE_SCALE in batch else values
+
+
+def _critic_tokens(batch: Mapping[str, Any]) -> Tokens:
+    return Tokens(**batch[CRITIC_OBS if CRITIC_OBS in batch else Columns.OBS])
+
+
+def _present(batch: Mapping[str, Any]) -> Tensor:
+    """Return False for the agents of teams that are absent, ``(B, agents)`` bool."""
+    present: Tensor | None = batch.get(Columns.LOSS_MASK)
+    if present is None:
+        tokens = Tokens(**batch[Columns.OBS])
+        shape, padding = tokens.batch_shape, tokens.padding
+        present = torch.ones(shape, dtype=torch.bool, device=padding.device)
+    return present

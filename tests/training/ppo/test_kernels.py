@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import ray
@@ -19,15 +20,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 TINY = ("ppo.num_envs=4", "ppo.batch_size=64", "ppo.minibatch_size=null", "threads=1")
+SPREAD = ("env=simple_spread", "env.max_steps=4", "ppo.batch_size=96")
 CLOCKS = {"seconds", "sample_seconds", "learn_seconds", "steps_per_second"}
 
 
-@pytest.mark.parametrize(("kernels", "is_used"), [("torch", False), ("native", True)])
-def test_a_run_computes_by_the_chosen_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, is_used: bool
-) -> None:
+def recorded_calls(
+    monkeypatch: pytest.MonkeyPatch, *functions: tuple[ModuleType, str]
+) -> list[str]:
+    """Return a list to which these functions add their name when they are called."""
     calls: list[str] = []
-    for module, name in ((call, "run"), (learner, "ppo_gradient")):
+    for module, name in functions:
         computed = getattr(module, name)
 
         def counted(*args, name=name, computed=computed, **options):
@@ -35,6 +37,14 @@ def test_a_run_computes_by_the_chosen_kernels(
             return computed(*args, **options)
 
         monkeypatch.setattr(module, name, counted)
+    return calls
+
+
+@pytest.mark.parametrize(("kernels", "is_used"), [("torch", False), ("native", True)])
+def test_a_run_computes_by_the_chosen_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, is_used: bool
+) -> None:
+    calls = recorded_calls(monkeypatch, (call, "run"), (learner, "ppo_gradient"))
     before = chosen_kernels()
     run = marl_pool.train(
         *TINY, f"kernels={kernels}", total_steps=64, run_dir=tmp_path / "run"
@@ -132,13 +142,25 @@ def test_the_threads_of_learning_are_the_kernels(
     assert call._threads.get() is None
 
 
-@pytest.mark.parametrize("options", [(), ("experiment=boxworld", "pooling=max")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("experiment=boxworld", "pooling=max"),
+        # The actor alone; in the last one agents are absent at times.
+        (*SPREAD, "critic=set", "ppo.value_norm=true"),
+        (*SPREAD, "critic=state", "ppo.share_reward=true"),
+        ("env=mpev2_tag", "env.max_steps=8", "critic=set", "ppo.dropout=0.1"),
+    ],
+)
 def test_one_call_gives_the_weights_of_separate_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     results = []
+    calls = recorded_calls(monkeypatch, (learner, "ppo_gradient"))
     for name in ("together", "apart"):
         if name == "apart":
+            assert calls
             gradient = "_native_gradient"
             monkeypatch.setattr(
                 learner.BatchedPPOLearner, gradient, lambda self, mid, rows: None
