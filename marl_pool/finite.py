@@ -21,6 +21,7 @@ def validate_finite(
     logits: Tensor | None = None,
     rewards: Tensor | None = None,
     *,
+    states: Tokens | None = None,
     env_ids: Tensor,
     first_steps: Tensor | None = None,
     playing: Tensor | None = None,
@@ -32,20 +33,22 @@ def validate_finite(
         tokens: observations ``(T, num_envs, agents)``, perturbed.
         logits: parameters of the action distributions ``(T, num_envs, agents, L)``.
         rewards: ``(T, num_envs, agents)``. Parts that are None are not looked at.
+        states: what critics read, ``(T, num_envs, agents)``.
         env_ids: ``(num_envs,)`` numbers of the environments, for the message.
         first_steps: ``(T, num_envs)`` numbers of the steps in their episodes, or
             ``(num_envs,)`` if T is 1, for the message; None for 0, 1, … A reward counts
             to the step after its observation.
         playing: ``(num_envs,)`` bool, environments to look at; None for all.
     """
-    features = None if tokens is None else tokens.features
-    parts = {"observations": features, "action logits": logits, "rewards": rewards}
-    numbers = {kind: part for kind, part in parts.items() if part is not None}
+    pairs = ("observations", tokens), ("states", states)
+    sets = {kind: part for kind, part in pairs if part is not None}
+    numbers = {kind: part.features for kind, part in sets.items()}
+    parts = {"action logits": logits, "rewards": rewards}
+    numbers |= {kind: part for kind, part in parts.items() if part is not None}
     if not _may_be_bad(numbers.values()):
         return
-    if tokens is not None:
-        clean = tokens.features.masked_fill(tokens.padding[..., None], 0)
-        numbers["observations"] = clean
+    for kind, part in sets.items():
+        numbers[kind] = part.features.masked_fill(part.padding[..., None], 0)
     masks = {kind: _bad(part) for kind, part in numbers.items()}
     if playing is not None:
         masks = {kind: mask & playing[:, None] for kind, mask in masks.items()}

@@ -18,6 +18,7 @@ from marl_pool.envs.contract import (
     Presence,
     checked_observation,
     checked_state,
+    checked_state_specs,
     checked_step,
     presence_of,
     validate_presence,
@@ -243,7 +244,7 @@ class Rollout:
         self._actors = self.policies
         self.critics = dict(critics or {})
         reads_state = any(critic.reads == "state" for critic in self.critics.values())
-        self._state_specs = env.state_specs if reads_state else None
+        self._state_specs = checked_state_specs(env) if reads_state else None
         self.perturbation, self.explore, self.draw = perturbation, explore, draw
         # Some perturbations cover some groups only.
         self._perturbations: dict[str, Perturbation | OwnTurns] = {}
@@ -363,6 +364,7 @@ class Rollout:
                 trajectory.tokens,
                 trajectory.logits,
                 trajectory.rewards,
+                states=trajectory.critic_tokens,
                 env_ids=self.env.env_ids,
                 first_steps=numbers,
             )

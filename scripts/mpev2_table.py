@@ -88,10 +88,15 @@ def keep_settings(out: Path, settings: dict[str, object]) -> None:
     """Write the settings of a folder's results.
 
     Raises:
-        InputError: the folder has results of other settings.
+        InputError: the folder has results of other settings, or something else.
     """
-    file = out / "settings.json"
-    if not file.exists():
+    file, results = out / "settings.json", out / RESULTS
+    if not file.exists() and any(out.iterdir()):
+        raise InputError(
+            f"--out: expected a new folder or one of this script, got {out}"
+        )
+    # Before the first result settings may change, as after a word that was misspelled.
+    if not (results.exists() and read(results)):
         file.write_text(json.dumps(settings, indent=2) + "\n")
         return
     for name, value in json.loads(file.read_text()).items():

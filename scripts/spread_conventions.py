@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("csv", type=absent_file)
     parser.add_argument("runs", type=Path, nargs="*")
     parser.add_argument("--episodes", type=positive, default=1000)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     with reported(parser):
         table = list(rows(arguments.runs, arguments.episodes))
     with arguments.csv.open("w", newline="") as file:

@@ -20,7 +20,9 @@ from marl_pool.observations.masks import MASK
 from marl_pool.observations.view import TokenView
 from marl_pool.options.types import Episodes, NonNegativeInt
 from marl_pool.perturbations.perception import Mark, Perception
+from marl_pool.policies.action_spaces import Selection
 from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.selection import SelectedTokens
 from marl_pool.tokens import Tokens, TokenSpec, identity_origin
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -58,6 +60,8 @@ class AgentGroup:
                 f"numbers in one environment, got {agents} agents x {tokens} tokens x "
                 f"{features} features"
             )
+        if isinstance(self.action_space, Selection):
+            SelectedTokens(self.tokens, self.actions)  # raises an InputError
 
     @cached_property
     def actions(self) -> ActionSpec:

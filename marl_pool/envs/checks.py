@@ -5,6 +5,7 @@ which sees one step at a time, cannot: seeds, batches and saved states.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.contract import (
     checked_observation,
     checked_state,
+    checked_state_specs,
     checked_step,
     presence_of,
     validate_presence,
@@ -22,6 +24,7 @@ from marl_pool.envs.contract import (
 )
 from marl_pool.envs.pettingzoo.workers import kept_workers
 from marl_pool.envs.timeout import EnvTimeoutError, env_call
+from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError, described
 
 NUM_ENVS, STEPS, SEED = 3, 25, 11
@@ -77,6 +80,12 @@ def _expect(holds: bool, subject: str, expected: object, actual: object) -> None
         raise InputError(f"{subject}: expected {expected}, got {actual}")
 
 
+def _expect_dtype(env: BatchedEnv, tokens: Tokens, subject: str) -> None:
+    dtype = tokens.features.dtype
+    if dtype.is_floating_point:
+        _expect(dtype == env.dtype, subject, env.dtype, dtype)
+
+
 def _expect_finite(numbers: Tensor, subject: str) -> None:
     finite = bool(numbers.isfinite().all())
     _expect(finite, subject, "finite numbers", "NaN or infinity")
@@ -96,9 +105,7 @@ def _check_observations(build: Build) -> None:
     for number in range(STEPS):
         for name, tokens in checked_observation(env).items():
             validate_types(env, name, tokens, env.steps)
-            dtype = tokens.features.dtype
-            if dtype.is_floating_point:
-                _expect(dtype == env.dtype, f"{name}: features", env.dtype, dtype)
+            _expect_dtype(env, tokens, f"{name}: features")
             _expect_finite(tokens.features[~tokens.padding], f"{name}: features")
         step = checked_step(env, _actions(env, number))
         env.reset(step.terminated | step.truncated)
@@ -109,17 +116,17 @@ def _check_state(build: Build) -> None:
     env = build()
     env.reset()
     try:
-        specs = dict(env.state_specs)
+        specs = checked_state_specs(env)
         if not specs and not env.overrides("observe_state"):
             return
     except UnfitTokensError:  # of a simulator, known only to itself
         return
-    strange = ", ".join(map(str, specs.keys() - env.groups.keys())) or "none"
     groups = f"some of the groups {', '.join(env.groups)}"
-    _expect(strange == "none" and bool(specs), "state_specs", groups, strange)
+    _expect(bool(specs), "state_specs", groups, "none")
     for number in range(STEPS):
         for name, tokens in checked_state(env, specs).items():
             numbers = tokens.features[~tokens.padding]
+            _expect_dtype(env, tokens, f"{name}: features of the state")
             _expect_finite(numbers, f"{name}: features of the state")
             count = specs[name].num_types
             wrong = ((tokens.types < 0) | (tokens.types >= count)) & ~tokens.padding
@@ -191,13 +198,20 @@ def _check_saved_state(build: Build) -> None:
 
 
 def _check_kept(build: Build) -> None:
-    env = build()
+    env, specs = build(), dict[str, TokenSpec]()
     env.reset()
-    observations = checked_observation(env).values()
-    parts = [part for tokens in observations for part in tokens.parts]
-    copies = [part.clone() for part in parts]
-    _play(env, 3, reset=False)
-    _same([parts], [copies], "an observation before and after later steps")
+    with suppress(UnfitTokensError):
+        specs = checked_state_specs(env)
+    readers: dict[str, Callable[[], dict[str, Tokens]]] = {
+        "an observation": lambda: checked_observation(env),
+        "a state": lambda: checked_state(env, specs) if specs else {},
+    }
+    for subject, read in readers.items():
+        by_group = read()
+        parts = [part for tokens in by_group.values() for part in tokens.parts]
+        copies = [part.clone() for part in parts]
+        _play(env, 3, reset=False)
+        _same([parts], [copies], f"{subject} before and after later steps")
 
 
 def _check_order(build: Build) -> None:

@@ -82,6 +82,26 @@ def checked_observation(env: "BatchedEnv") -> dict[str, Tokens]:
     return dict(observations)
 
 
+def checked_state_specs(env: "BatchedEnv") -> dict[str, TokenSpec]:
+    """Return the ``state_specs`` of an environment.
+
+    Raises:
+        InputError: they are no specifications by group.
+        UnfitTokensError: the environment offers no state.
+    """
+    specs, part = env.state_specs, "state_specs"
+    if not isinstance(specs, dict):
+        raise _misfit(env, part, "a dict by group", _kind_of(specs))
+    strange = [name for name in specs if name not in env.groups]
+    if strange:
+        groups = f"some of the groups {', '.join(env.groups)}"
+        raise _misfit(env, part, groups, ", ".join(map(str, strange)))
+    for name, spec in specs.items():
+        if not isinstance(spec, TokenSpec):
+            raise _misfit(env, f"{part} of {name!r}", "a TokenSpec", _kind_of(spec))
+    return dict(specs)
+
+
 def checked_state(
     env: "BatchedEnv", specs: Mapping[str, TokenSpec]
 ) -> dict[str, Tokens]:

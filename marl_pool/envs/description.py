@@ -7,6 +7,7 @@ from typing import Any
 
 from marl_pool.envs import ENVS, make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.envs.contract import checked_state_specs
 from marl_pool.envs.patches import PatchGrid
 from marl_pool.options.names import allowed, is_restricted, resolve
 from marl_pool.options.types import Options
@@ -63,7 +64,7 @@ def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
 
 def describe_states(env_config: Mapping[str, Any]) -> Mapping[str, TokenSpec]:
     """Return the `BatchedEnv.state_specs` of an environment, as `describe_env`."""
-    return make_batched_env(**env_config, num_envs=1).state_specs
+    return checked_state_specs(make_batched_env(**env_config, num_envs=1))
 
 
 def validate_env_change(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,15 @@ class Selection(spaces.Discrete):
         seed: int | None = None,
     ) -> None:
         for name, size in (("num_fixed", num_fixed), ("num_tokens", num_tokens)):
-            if size < 1:
-                raise InputError(f"Selection.{name}: expected at least 1, got {size}")
+            if not isinstance(size, Integral) or size < 1:
+                raise InputError(
+                    f"Selection.{name}: expected an integer of at least 1, got {size!r}"
+                )
         if not selects or isinstance(selects, str):
             raise InputError(
                 f"Selection.selects: expected names of types, got {selects!r}"
             )
-        super().__init__(num_fixed + num_tokens, seed=seed)
+        super().__init__(int(num_fixed + num_tokens), seed=seed)
         self.num_fixed, self.selects = num_fixed, tuple(selects)
 
     def __repr__(self) -> str:

@@ -44,6 +44,28 @@ class Careless(FaultyPole):
         return tokens
 
 
+class CarelessState(FaultyPole):
+    """A pole that writes into the state that it has shown."""
+
+    shown = torch.zeros(1)
+
+    def advance(self, actions):
+        self.shown.zero_()
+        return super().advance(actions)
+
+    def observe_state(self):
+        tokens = super().observe_state()
+        self.shown = tokens["agent"].features
+        return tokens
+
+
+def test_a_state_that_later_steps_change_is_found():
+    problems = check_env(f"{__name__}:CarelessState", fault="none")
+    problem = problems.pop("later steps do not change an observation")
+    assert problem.startswith("a state before and after later steps: expected equal")
+    assert not any(problems.values())
+
+
 def test_dependence_on_the_batch_and_on_later_steps_is_found():
     problems = check_env(f"{__name__}:Careless", fault="none")
     assert any("alone: expected equal" in problem for problem in problems.values())

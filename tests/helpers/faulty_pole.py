@@ -15,8 +15,8 @@ class FaultyPole(CartPole):
 
     Args:
         fault: raises, runs_out, hangs, spins (without a system call), slow, NaN_reward,
-            NaN_observation, NaN_state, wrong_state, no_state, other_state,
-            wrong_shape or none.
+            NaN_observation, NaN_state, wrong_state, double_state, no_state,
+            other_state, listed_state, number_state, wrong_shape or none.
         after: steps before the first fault.
     """
 
@@ -49,9 +49,13 @@ class FaultyPole(CartPole):
     @override
     def state_specs(self):
         specs = super().state_specs
-        if self.fault == "other_state":
-            return {"pole": specs["agent"]}
-        return {} if self.fault == "no_state" else specs
+        faulty = {
+            "other_state": {"pole": specs["agent"]},
+            "listed_state": ["agent"],
+            "number_state": {"agent": 3},
+            "no_state": {},
+        }
+        return faulty.get(self.fault, specs)
 
     @override
     def observe_state(self):
@@ -60,6 +64,10 @@ class FaultyPole(CartPole):
             return {k: t._replace(features=t.features / 0) for k, t in states.items()}
         if self.fault == "wrong_state":
             return {k: t.map(lambda part: part[:, :, 1:]) for k, t in states.items()}
+        if self.fault == "double_state":
+            return {
+                k: t._replace(features=t.features.double()) for k, t in states.items()
+            }
         return states
 
     @override

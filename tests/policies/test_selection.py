@@ -249,8 +249,10 @@ def test_selections_that_do_not_fit(change: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, 5, ("food",)), "Selection.num_fixed: expected at least 1, got 0"),
-        ((1, 0, ("food",)), "Selection.num_tokens: expected at least 1, got 0"),
+        ((0, 5, ("food",)), "Selection.num_fixed: expected an integer of at least 1"),
+        ((1, 0, ("food",)), "Selection.num_tokens: .* of at least 1, got 0"),
+        ((1.5, 5, ("food",)), "Selection.num_fixed: .* of at least 1, got 1.5"),
+        ((1, None, ("food",)), "Selection.num_tokens: .* of at least 1, got None"),
         ((1, 5, ()), r"Selection.selects: expected names of types, got \(\)"),
         ((1, 5, "food"), "Selection.selects: expected names of types, got 'food'"),
     ],

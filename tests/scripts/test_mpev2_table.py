@@ -1,6 +1,9 @@
 """The script that tabulates heads on MPEv2."""
 
 import mpev2_table
+import pytest
+
+from marl_pool.utils.errors import InputError
 
 
 def row(head, critic, seed, mean, domain="0"):
@@ -21,3 +24,21 @@ def test_the_table_has_intervals_over_seeds_or_else_over_episodes():
         "| tag | 0 | -10 ± 1 | 20 ± 25 |",
         "| tag | 1 | -4 ± 1 |  |",
     ]
+
+
+def test_settings_are_kept_from_the_first_result_on(tmp_path):
+    mpev2_table.keep_settings(tmp_path, {"steps": 10})
+    mpev2_table.keep_settings(tmp_path, {"steps": 20})
+    header, values = (
+        ",".join(mpev2_table.COLUMNS),
+        ",".join(row("max", "", 0, 1).values()),
+    )
+    (tmp_path / mpev2_table.RESULTS).write_text(f"{header}\n{values}\n")
+    with pytest.raises(InputError, match="steps: expected 20 as in the results of"):
+        mpev2_table.keep_settings(tmp_path, {"steps": 30})
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(InputError, match="--out: expected a new folder or one of"):
+        mpev2_table.keep_settings(tmp_path, {"steps": 10})

@@ -9,7 +9,7 @@ pytest.importorskip("ray")
 from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
-from helpers.farm import MortalHens
+from helpers.farm import FoxAndHens, MortalHens
 from helpers.ppo import (
     assert_same,
     resumed,
@@ -31,7 +31,7 @@ from marl_pool.training.ppo.trajectories import (
 )
 from marl_pool.training.ppo.value_norm import ValueNorm
 from marl_pool.training.settings import PPOSettings
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, StoppedError
 
 FARM = "env=helpers.farm:MortalHens"
 TOY = [
@@ -287,3 +287,39 @@ def test_an_encoder_that_is_wrong_by_itself_says_nothing_of_the_head():
         rllib_config(config_of("env=simple_spread", "critic=set", encoder))
     expected = "critic: encoder.num_heads: expected a divisor of dim = 7, got 2"
     assert str(caught.value) == expected
+
+
+class FaultyStates(FoxAndHens):
+    """An environment whose state becomes NaN, or has no specification."""
+
+    shows_state = True
+
+    def __init__(self, num_envs, *, listed: bool = False, **common):
+        super().__init__(num_envs, **common)
+        self.listed = listed
+
+    @property
+    def state_specs(self):
+        return ["fox", "hen"] if self.listed else super().state_specs
+
+    def observe_state(self):
+        late = (self.steps >= 2)[:, None, None, None]
+        return {
+            name: tokens._replace(features=tokens.features.masked_fill(late, torch.nan))
+            for name, tokens in super().observe_state().items()
+        }
+
+
+def test_a_state_that_is_not_finite_is_named(tmp_path):
+    config = config_of(f"env={__name__}:FaultyStates", "critic=state")
+    message = r"NaN or infinite: states of \d+ steps; first of agent 0 of group 'fox'"
+    with pytest.raises(StoppedError, match=message):
+        run_of(tmp_path / "run", config)
+
+
+def test_specifications_of_another_kind_are_refused():
+    name = f"{__name__}:FaultyStates"
+    config = config_of(f"env={name}", "env.listed=true", "critic=state")
+    message = "FaultyStates: state_specs: expected a dict by group, got list"
+    with pytest.raises(InputError, match=message):
+        rllib_config(config)
