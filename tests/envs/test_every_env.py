@@ -51,3 +51,22 @@ def test_it_trains_evaluates_and_renders(name, tmp_path, capsys):
     assert frames
     assert all(share_beside_background(frame, 30) > 0.02 for frame in frames)
     assert str(video) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "has_number"),
+    [("simple_spread", True), ("simple_world_comm", True), ("mpev2_tag", False)],
+)
+def test_teams_change_in_the_suite_of_population(name, has_number, tmp_path, capsys):
+    run, batch = tmp_path / "run", 32 * AGENTS[name]
+    sizes = [*SMALL, "env.max_steps=16", f"ppo.batch_size={batch}"]
+    assert main(["train", f"env={name}", *sizes, "--run-dir", str(run)]) == 0
+    suite = ["suite=population", "episodes=4", "threads=1"]
+    assert main(["evaluate", str(run), *suite]) == 0
+    table = capsys.readouterr().out
+    with (run / "evaluation" / "results.csv").open() as lines:
+        rows = {row["label"] for row in csv.DictReader(lines)}
+    changes = {"1 arrives", "2 arrive", "4 arrive", "1 leaves", "1 is replaced"}
+    larger = {"4 agents", "1 of 4 leaves", "3 of 4 leave", "2 of 4 are replaced"}
+    assert changes <= rows
+    assert larger <= rows if has_number else "num_agents" in table
