@@ -98,6 +98,25 @@ DRAWERS: Mapping[Mark, Drawer] = {
 """How each mark is drawn around a token's place, in legends too."""
 
 
+def draw_selection(image: np.ndarray, glyphs: Glyphs | None, token: int) -> np.ndarray:
+    """Return a picture in which a line leads from the agent to the selected token.
+
+    Args:
+        image: picture of the environment.
+        glyphs: appearance of the agent's true tokens, of which the first is its own;
+            None leaves the picture as it is.
+        token: the selected one.
+    """
+    if glyphs is None:
+        return image
+    image = image.copy()
+    draw_line(image, glyphs.places[[0, token]], INK, 2)
+    for end in (0, token):
+        draw_disc(image, glyphs.places[end], glyphs.radii[end], glyphs.colors[end])
+    draw_disc(image, glyphs.places[token], glyphs.radii[token] + 4, INK, 2)
+    return image
+
+
 def draw_perceived(
     image: np.ndarray,
     perception: Perception,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.drawing.marks import draw_selection
 from marl_pool.envs.patches import outline
 from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.cases import label, perturb
@@ -101,7 +102,7 @@ def episode_frames(
         ``(height, width, 3)`` uint8 RGB.
     """
     group = group or next(iter(rollout.env.groups))
-    policy = rollout.policies[group]
+    policy, spec = rollout.policies[group], rollout.env.groups[group].tokens
     prev_env, step, total = first_env(rollout.env), 0, 0.0
     if legend_rows is None:
         legend_rows = LEGEND_ROWS if rollout.perturbation is not None else 0
@@ -110,7 +111,10 @@ def episode_frames(
     title = " ".join(filter(None, (source, f"({head_of(policy)})")))
 
     def draw(
-        perceived: Perception | None, weights: Tensor | None, acted: str = ""
+        perceived: Perception | None,
+        weights: Tensor | None,
+        acted: str = "",
+        selected: int | None = None,
     ) -> np.ndarray:
         # Outlines of the most attended patches take the place of tints.
         tints = None if top else weights
@@ -127,6 +131,13 @@ def episode_frames(
         if perceived is not None:
             legend.update(perceived.marks())
             glyphs = prev_env.glyphs(perceived.seen, 0, group=group, agent=0, size=size)
+            if selected is not None:
+                true_glyphs = prev_env.glyphs(
+                    perceived.true, 0, group=group, agent=0, size=size
+                )
+                image = draw_selection(image, true_glyphs, selected)
+                kind = int(perceived.true.types[selected])
+                words.append(f"selects {spec.type_names[kind]}")
             if weights is not None and perceived.injected.any():
                 share = float(weights[perceived.injected].sum())
                 words.append(f"attention on injected {share:.0%}")
@@ -144,7 +155,11 @@ def episode_frames(
             if weights is None and step == 0:
                 title += "   no attention weights"
         perceived = _perceive(rollout, prev_env, tokens, group)
-        yield draw(perceived, weights, _action_change(rollout, transition, group))
+        change = _action_change(rollout, transition, group)
+        selected = _selected(rollout, transition, group)
+        if selected is not None and perceived.true.padding[selected]:
+            selected = None  # such as by an agent that is absent
+        yield draw(perceived, weights, change, selected)
         # A transition holds the environment after its step.
         prev_env, step = first_env(transition.env), step + 1
         total += float(transition.step.rewards[group][0, 0])
@@ -180,6 +195,15 @@ def _action_change(rollout: Rollout, transition: Transition, group: str) -> str:
     if not executed.is_floating_point():
         return f"action {executed.tolist()} for {action.tolist()}"
     return f"action off by {float((executed - action).norm()):.2f}"
+
+
+def _selected(rollout: Rollout, transition: Transition, group: str) -> int | None:
+    """Return the token that the first agent selected, or None for a fixed option."""
+    actions = rollout.env.groups[group].actions
+    if not actions.selects:
+        return None
+    token = int(transition.executed[group][0, 0]) - actions.num_fixed
+    return token if token >= 0 else None
 
 
 def outline_top(

@@ -22,9 +22,9 @@ class ValueNorm(nn.Module):
     far. Until the first update it is the identity.
 
     Source: ``ValueNorm`` of https://github.com/marlbenchmark/on-policy (Yu et al.,
-    2022, https://arxiv.org/abs/2103.01955). Differences: it is updated once a batch, not
-    in each minibatch of each epoch; and the loss of the values is PPO's of RLlib, where
-    theirs is a Huber loss that is clipped around the values of the sampler.
+    2022, https://arxiv.org/abs/2103.01955). Differences: it is updated once a batch,
+    not in each minibatch of each epoch; and the loss of the values is PPO's of RLlib,
+    where theirs is a Huber loss that is clipped around the values of the sampler.
     """
 
     mean_sum: Tensor

@@ -13,6 +13,7 @@ from PIL import Image
 
 from helpers.farm import FoxAndHens
 from helpers.videos import ENV, PLACES, STEPS, centroid, policy_for, read
+from marl_pool.envs import make_batched_env
 from marl_pool.envs.drawing.canvas import PAPER
 from marl_pool.evaluation.settings import RenderSettings
 from marl_pool.evaluation.video.frames import (
@@ -21,10 +22,16 @@ from marl_pool.evaluation.video.frames import (
     with_steps,
     write_frames,
 )
-from marl_pool.evaluation.video.render import attention_of, episode_frames, render_run
+from marl_pool.evaluation.video.render import (
+    attention_of,
+    episode_frames,
+    first_env,
+    render_run,
+)
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.perception import Mark, Perception
+from marl_pool.policies import make_policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.rollout import Rollout
@@ -205,6 +212,31 @@ def test_the_return_so_far_is_that_of_the_steps_before(captions: Any) -> None:
     first, *_, last = (line for _, _, line in captions)
     assert first.startswith("step 0   return 0.000   attention on injected ")
     assert last == f"step {STEPS}   return {total:.3f}"
+
+
+def test_the_selected_token_is_marked(captions: Any) -> None:
+    def rollout() -> Rollout:
+        env = make_batched_env("lbforaging", 1, choices="food", max_steps=12)
+        group = env.groups["agent"]
+        policy = make_policy(group.tokens, group.action_space, action="select", seed=0)
+        return Rollout(env, {"agent": policy}, explore=True)
+
+    images = list(episode_frames(rollout(), size=160, head=None))
+    twin, chosen = rollout(), []
+    env = first_env(twin.env)
+    for image, transition in zip(images, twin.transitions(), strict=False):
+        slot = int(transition.executed["agent"][0, 0]) - 1
+        chosen.append(slot >= 0)
+        plain = env.frame(size=160)
+        assert np.array_equal(image, plain) == (slot < 0)
+        if slot >= 0:
+            tokens = env.observe()["agent"].map(lambda part: part[0, 0])
+            glyphs = env.glyphs(tokens, 0, group="agent", agent=0, size=160)
+            x, y = glyphs.places[[0, slot]].mean(0).round().astype(int)
+            assert image[y, x].max() < plain[y, x].min()
+        env = first_env(transition.env)
+    assert {True, False} == set(chosen)
+    assert ["selects food" in line for _, _, line in captions] == [*chosen, False]
 
 
 @pytest.mark.parametrize("size", [64, 65, 301])
