@@ -91,7 +91,8 @@ def keep_settings(out: Path, settings: dict[str, object]) -> None:
         InputError: the folder has results of other settings, or something else.
     """
     file, results = out / "settings.json", out / RESULTS
-    if not file.exists() and any(out.iterdir()):
+    earlier = json.loads(file.read_text()) if file.exists() else {}
+    if earlier.keys() != settings.keys() and any(out.iterdir()):
         raise InputError(
             f"--out: expected a new folder or one of this script, got {out}"
         )
@@ -99,7 +100,7 @@ def keep_settings(out: Path, settings: dict[str, object]) -> None:
     if not (results.exists() and read(results)):
         file.write_text(json.dumps(settings, indent=2) + "\n")
         return
-    for name, value in json.loads(file.read_text()).items():
+    for name, value in earlier.items():
         if settings[name] != value:
             raise InputError(
                 f"{name}: expected {value!r} as in the results of {out}, got "

@@ -213,7 +213,7 @@ class _Results(ctypes.Structure):
 
 
 def without_value(policy: ActorCritic) -> ActorCritic:
-    """Return the policy with 0 in the place of its value head, without parameters."""
+    """Return the policy with 0 for its value, by weights whose gradient is not read."""
     weight = policy.network.values.new_zeros(1, policy.network.sizes.dim)
     bias = weight.new_zeros(1)
     weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)

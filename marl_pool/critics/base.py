@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.compiled.mlp import compile_mlp
-from marl_pool.compiled.network import compile_network
+from marl_pool.compiled.network import CompiledSetNetwork, compile_network
 from marl_pool.kernels.functional import ACTIVATIONS, mlp
 from marl_pool.networks.set_network import SetNetwork, init_weights
 from marl_pool.options.types import NamedOptions
@@ -36,6 +36,8 @@ class Critic(nn.Module):
     """What one value depends on: the observation of the agent, all observations of
     the team, or the state of the environment."""
     shares_trunk: bool = False
+    _parts: tuple[Any, ...] = ()
+    """Networks and heads as `compiled_parts` returned them."""
     """True if the critic reads what the policy's set network makes of a set."""
 
     def __init__(self, policy: TokenPolicy) -> None:
@@ -60,6 +62,17 @@ class Critic(nn.Module):
             pooled: ``(*B, agents, D)``, `TokenPolicy.pool` of the tokens where it has
                 been computed and the critic `shares_trunk`; None otherwise.
         """
+
+    def is_compiled(self, *, encoder: bool = False) -> bool:
+        """Return True if the compiled kernel computes the critic's set networks.
+
+        With ``encoder``, it may leave their pooling heads to torch.
+        """
+        return all(
+            isinstance(part, CompiledSetNetwork) and (encoder or part.whole is not None)
+            for part in self._parts
+            if isinstance(part, SetNetwork)
+        )
 
     def _part(self, name: str, option: PartOption) -> NamedOptions:
         """Return the options of an encoder or a head; None stands for the policy's."""

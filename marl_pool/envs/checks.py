@@ -200,7 +200,7 @@ def _check_saved_state(build: Build) -> None:
 def _check_kept(build: Build) -> None:
     env, specs = build(), dict[str, TokenSpec]()
     env.reset()
-    with suppress(UnfitTokensError):
+    with suppress(InputError):  # another rule's
         specs = checked_state_specs(env)
     readers: dict[str, Callable[[], dict[str, Tokens]]] = {
         "an observation": lambda: checked_observation(env),
@@ -229,7 +229,7 @@ RULES: dict[str, Callable[[Build], None]] = {
     "a seed determines the episodes": _check_seeds,
     "an environment plays the same episode alone and in a batch": _check_batch,
     "a saved state continues exactly": _check_saved_state,
-    "later steps do not change an observation": _check_kept,
+    "later steps change neither an observation nor a state": _check_kept,
     "the order of the groups does not matter": _check_order,
 }
 """Check of each rule, given a function that builds the environment."""

@@ -42,7 +42,7 @@ class Selection(spaces.Discrete):
         seed: int | None = None,
     ) -> None:
         for name, size in (("num_fixed", num_fixed), ("num_tokens", num_tokens)):
-            if not isinstance(size, Integral) or size < 1:
+            if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
                 raise InputError(
                     f"Selection.{name}: expected an integer of at least 1, got {size!r}"
                 )
@@ -51,7 +51,7 @@ class Selection(spaces.Discrete):
                 f"Selection.selects: expected names of types, got {selects!r}"
             )
         super().__init__(int(num_fixed + num_tokens), seed=seed)
-        self.num_fixed, self.selects = num_fixed, tuple(selects)
+        self.num_fixed, self.selects = int(num_fixed), tuple(selects)
 
     def __repr__(self) -> str:
         """Return the constructor's call."""

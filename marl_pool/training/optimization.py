@@ -82,15 +82,15 @@ class FlatParameters:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def is_plain(self, unused: Collection[nn.Parameter] = ()) -> bool:
+    def is_plain(self, unused_parameters: Collection[nn.Parameter] = ()) -> bool:
         """Return True if every parameter is trained, without hooks on its gradient.
 
         Args:
-            unused: parameters that are not trained, and whose gradient is 0.
+            unused_parameters: those that are not trained, and whose gradient is 0.
         """
-        numbers = set(map(id, unused))
+        ids = set(map(id, unused_parameters))
         return all(
-            (p.requires_grad and not p._backward_hooks) or id(p) in numbers
+            (p.requires_grad and not p._backward_hooks) or id(p) in ids
             for p in self.parameters
         )
 

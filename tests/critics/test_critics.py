@@ -287,6 +287,43 @@ def test_an_environment_without_a_state_says_so():
         env.observe_state()
 
 
+@pytest.mark.parametrize("kind", ["team", "state"])
+def test_a_critic_computes_the_agents_that_are_present(kind):
+    env, tokens = observed()
+    if kind == "team":
+        critic = critic_of(env)
+    else:
+        tokens = env.observe_state()["agent"]
+        critic = StateCritic(policy_of(env), env.state_specs["agent"], 2).eval()
+    present = torch.tensor([True, False, True, True]).expand(tokens.batch_shape)
+    computed, parts = [], critic._parts
+
+    def counted(network):
+        def compute(tokens):
+            computed.append(len(tokens.types))
+            return network(tokens)
+
+        return compute
+
+    critic._parts = (*map(counted, parts[:-1]), parts[-1])
+    values = values_of(critic, tokens, present)
+    assert set(computed) == {int(present.sum())}
+    critic._parts = parts
+    expected = values_of(critic, tokens, present)
+    torch.testing.assert_close(values, expected)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "encoder", "expected"),
+    [("ada", False, True), ("pma", False, False), ("pma", True, True)],
+)
+def test_a_critic_knows_what_the_kernel_computes(pooling, encoder, expected):
+    env, _ = observed()
+    policy = policy_of(env)
+    critic = TeamCritic(policy, AGENTS, 2, pooling=pooling)
+    assert critic.is_compiled(encoder=encoder) == expected
+
+
 def test_rows_of_absent_agents_are_not_computed():
     env, tokens = observed()
     critic, rows = critic_of(env), tokens.flatten_batch()

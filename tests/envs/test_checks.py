@@ -61,7 +61,7 @@ class CarelessState(FaultyPole):
 
 def test_a_state_that_later_steps_change_is_found():
     problems = check_env(f"{__name__}:CarelessState", fault="none")
-    problem = problems.pop("later steps do not change an observation")
+    problem = problems.pop("later steps change neither an observation nor a state")
     assert problem.startswith("a state before and after later steps: expected equal")
     assert not any(problems.values())
 
@@ -69,7 +69,7 @@ def test_a_state_that_later_steps_change_is_found():
 def test_dependence_on_the_batch_and_on_later_steps_is_found():
     problems = check_env(f"{__name__}:Careless", fault="none")
     assert any("alone: expected equal" in problem for problem in problems.values())
-    assert problems["later steps do not change an observation"]
+    assert problems["later steps change neither an observation nor a state"]
     assert not problems["a seed determines the episodes"]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from helpers.samples import SPEC, random_tokens
 from marl_pool import compile, load_policy, make_policy
+from marl_pool.envs import AgentGroup
 from marl_pool.policies.action_spaces import Selection
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.export import ActionNetwork, export_policy
@@ -244,6 +245,9 @@ def test_a_selection_refers_to_the_same_entity_under_a_perturbation() -> None:
 def test_selections_that_do_not_fit(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make(**change)
+    if isinstance(space := change.get("space"), Selection):
+        with pytest.raises(InputError, match=message):
+            AgentGroup(1, SPEC, space)
 
 
 @pytest.mark.parametrize(
@@ -252,6 +256,7 @@ def test_selections_that_do_not_fit(change: dict[str, Any], message: str) -> Non
         ((0, 5, ("food",)), "Selection.num_fixed: expected an integer of at least 1"),
         ((1, 0, ("food",)), "Selection.num_tokens: .* of at least 1, got 0"),
         ((1.5, 5, ("food",)), "Selection.num_fixed: .* of at least 1, got 1.5"),
+        ((True, 5, ("food",)), "Selection.num_fixed: .* of at least 1, got True"),
         ((1, None, ("food",)), "Selection.num_tokens: .* of at least 1, got None"),
         ((1, 5, ()), r"Selection.selects: expected names of types, got \(\)"),
         ((1, 5, "food"), "Selection.selects: expected names of types, got 'food'"),

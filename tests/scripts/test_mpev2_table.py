@@ -39,6 +39,6 @@ def test_settings_are_kept_from_the_first_result_on(tmp_path):
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
-    (tmp_path / "config.yaml").write_text("")
+    (tmp_path / "settings.json").write_text('{"editor.tabSize": 4}')
     with pytest.raises(InputError, match="--out: expected a new folder or one of"):
         mpev2_table.keep_settings(tmp_path, {"steps": 10})

@@ -98,22 +98,29 @@ DRAWERS: Mapping[Mark, Drawer] = {
 """How each mark is drawn around a token's place, in legends too."""
 
 
-def draw_selection(image: np.ndarray, glyphs: Glyphs | None, token: int) -> np.ndarray:
+def draw_selection(
+    image: np.ndarray, glyphs: Glyphs, observer: int, token: int
+) -> np.ndarray:
     """Return a picture in which a line leads from the agent to the selected token.
+
+    It ends at a ring, at the edge of the picture for a token beyond it.
 
     Args:
         image: picture of the environment.
-        glyphs: appearance of the agent's true tokens, of which the first is its own;
-            None leaves the picture as it is.
+        glyphs: appearance of the agent's true tokens.
+        observer: the agent's own token.
         token: the selected one.
     """
-    if glyphs is None:
-        return image
     image = image.copy()
-    draw_line(image, glyphs.places[[0, token]], INK, 2)
-    for end in (0, token):
-        draw_disc(image, glyphs.places[end], glyphs.radii[end], glyphs.colors[end])
-    draw_disc(image, glyphs.places[token], glyphs.radii[token] + 4, INK, 2)
+    ring = glyphs.radii[token] + 4
+    places = glyphs.places[[observer, token]].clip(ring, len(image) - 1 - ring)
+    away = places[1] - places[0]
+    distance = float(np.hypot(*away))
+    if distance > ring + glyphs.radii[observer]:
+        # Neither disc is covered.
+        gaps = np.array([[glyphs.radii[observer]], [-ring]])
+        draw_line(image, places + gaps * away / distance, INK, 2)
+    draw_disc(image, places[1], ring, INK, 2)
     return image
 
 

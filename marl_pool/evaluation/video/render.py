@@ -32,7 +32,7 @@ from marl_pool.options.types import Options
 from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
 from marl_pool.rollout import Rollout, Transition
-from marl_pool.tokens import Tokens, identity_origin
+from marl_pool.tokens import SELF_TYPE, Tokens, identity_origin
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import Progress
 
@@ -135,9 +135,11 @@ def episode_frames(
                 true_glyphs = prev_env.glyphs(
                     perceived.true, 0, group=group, agent=0, size=size
                 )
-                image = draw_selection(image, true_glyphs, selected)
-                kind = int(perceived.true.types[selected])
-                words.append(f"selects {spec.type_names[kind]}")
+                types = perceived.true.types.tolist()
+                if true_glyphs is not None and SELF_TYPE in types:
+                    observer = types.index(SELF_TYPE)
+                    image = draw_selection(image, true_glyphs, observer, selected)
+                words.append(f"selects {spec.type_names[types[selected]]}")
             if weights is not None and perceived.injected.any():
                 share = float(weights[perceived.injected].sum())
                 words.append(f"attention on injected {share:.0%}")

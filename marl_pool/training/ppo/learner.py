@@ -198,14 +198,20 @@ class BatchedPPOLearner(PPOTorchLearner):
         }
         # Microbatches serve the cache of a CPU. The compiled kernel looks after it
         # itself, and a GPU has none to serve.
+        critics = {mid: self.module[mid].unwrapped().critic for mid in batch}
+
+        def pools(mid: str, *, encoder: bool = False) -> bool:
+            critic = critics[mid]
+            return bool(
+                actors[mid].pools(tokens[mid], encoder=encoder)
+                and (critic is None or critic.is_compiled(encoder=encoder))
+            )
+
         self._takes_whole = {
-            mid: not tokens[mid].features.is_cpu or actor.pools(tokens[mid])
-            for mid, actor in actors.items()
+            mid: not tokens[mid].features.is_cpu or pools(mid) for mid in batch
         }
         # Leave the threads to the kernel where it computes every encoder.
-        by_kernel = all(
-            actor.pools(tokens[mid], encoder=True) for mid, actor in actors.items()
-        )
+        by_kernel = all(pools(mid, encoder=True) for mid in batch)
         with threads_for_kernel() if by_kernel else nullcontext():
             for minibatch in minibatches(
                 batch,
@@ -260,19 +266,21 @@ class BatchedPPOLearner(PPOTorchLearner):
         if isinstance(module, DistributedDataParallel):
             return None
         critic: Critic | None = module.critic
+        tokens = Tokens(**rows[Columns.OBS])
         # The kernel of a whole policy knows no action masks; the kernel of the
         # loss gets logits that are masked already.
         if (
-            not flat.is_plain(module.unused)
+            not (tokens.features.is_cpu and self._takes_whole[module_id])
+            or not flat.is_plain(module.unused_parameters)
             or module.actor.recurrent
             or (critic is not None and critic.shares_trunk)
-            or Tokens(**rows[Columns.OBS]).action_mask is not None
+            or tokens.action_mask is not None
         ):
             return None
         if not module.training:
             module.train()
-        kept = (Columns.OBS, *STEP_COLUMNS)
-        steps = existing_steps(rows, {key: rows[key] for key in kept if key in rows})
+        columns = (Columns.OBS, *STEP_COLUMNS)
+        steps = existing_steps(rows, {key: rows[key] for key in columns if key in rows})
         policy = module.actor.actor_critic(Tokens(**steps[Columns.OBS]))
         recorded = recorded_steps(steps, module.actor.actions)
         if policy is None or not recorded.fits(policy.network.values):
@@ -285,7 +293,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             # Nothing but the loss joins actor and critic.
             actor = replace(coefficients, value=0.0)
             loss, logits, _ = ppo_gradient(without_value(policy), actor, recorded, None)
-            predicted = {Columns.VF_PREDS: module.critic_values(critic, rows)}
+            predicted = {Columns.VF_PREDS: module.critic_values(rows)}
             values = existing_steps(rows, predicted)[Columns.VF_PREDS]
             errors = value_errors(values, recorded.targets, coefficients.value_clip)
             value_loss = coefficients.value * errors.mean()

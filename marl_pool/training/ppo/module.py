@@ -70,12 +70,14 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
         self._compiled = (CompiledTokenPolicy(self.policy),)
         self.critic = build_critic(self.model_config, self.policy)
         self.value_norm = ValueNorm() if self.model_config.get(VALUE_NORM) else None
-        self.unused: tuple[nn.Parameter, ...] = ()
+        self.unused_parameters: tuple[nn.Parameter, ...] = ()
         if self.critic is not None:
             # Nothing of these is trained; learners in step wait for all gradients.
-            parts = (self.policy.value_head, self.policy.value_network or nn.Module())
-            self.unused = tuple(itertools.chain(*(part.parameters() for part in parts)))
-            for parameter in self.unused:
+            parts = (self.policy.value_head, self.policy.value_network)
+            self.unused_parameters = tuple(
+                itertools.chain(*(part.parameters() for part in parts if part))
+            )
+            for parameter in self.unused_parameters:
                 parameter.requires_grad_(False)
 
     @property
@@ -148,9 +150,10 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
             embeddings = self._forward(batch)[Columns.EMBEDDINGS]
         return self.scaled(self.actor.values(embeddings), batch)
 
-    def critic_values(self, critic: Critic, batch: Mapping[str, Any]) -> Tensor:
-        """Compute the values of a critic with a trunk of its own, scaled."""
-        values = critic(_critic_tokens(batch), _present(batch))
+    def critic_values(self, batch: Mapping[str, Any]) -> Tensor:
+        """Compute the values of a critic with networks of its own, scaled."""
+        assert self.critic is not None
+        values = self.critic(_critic_tokens(batch), _present(batch))
         return self.scaled(values, batch)
 
     def scaled(self, values: Tensor, batch: Mapping[str, Any]) -> Tensor:

@@ -214,29 +214,32 @@ def test_the_return_so_far_is_that_of_the_steps_before(captions: Any) -> None:
     assert last == f"step {STEPS}   return {total:.3f}"
 
 
-def test_the_selected_token_is_marked(captions: Any) -> None:
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_the_selected_token_is_marked(captions: Any, shuffled: bool) -> None:
+    shuffle = make_perturbation("shuffle", severity=1.0) if shuffled else None
+
     def rollout() -> Rollout:
         env = make_batched_env("lbforaging", 1, choices="food", max_steps=12)
         group = env.groups["agent"]
         policy = make_policy(group.tokens, group.action_space, action="select", seed=0)
-        return Rollout(env, {"agent": policy}, explore=True)
+        return Rollout(env, {"agent": policy}, explore=True, perturbation=shuffle)
 
     images = list(episode_frames(rollout(), size=160, head=None))
-    twin, chosen = rollout(), []
+    twin, selects = rollout(), []
     env = first_env(twin.env)
     for image, transition in zip(images, twin.transitions(), strict=False):
         slot = int(transition.executed["agent"][0, 0]) - 1
-        chosen.append(slot >= 0)
+        selects.append(slot >= 0)
         plain = env.frame(size=160)
         assert np.array_equal(image, plain) == (slot < 0)
         if slot >= 0:
             tokens = env.observe()["agent"].map(lambda part: part[0, 0])
             glyphs = env.glyphs(tokens, 0, group="agent", agent=0, size=160)
-            x, y = glyphs.places[[0, slot]].mean(0).round().astype(int)
-            assert image[y, x].max() < plain[y, x].min()
+            x, y = (glyphs.places[slot] + [glyphs.radii[slot] + 4, 0]).round()
+            assert image[int(y), int(x)].max() < plain[int(y), int(x)].min()
         env = first_env(transition.env)
-    assert {True, False} == set(chosen)
-    assert ["selects food" in line for _, _, line in captions] == [*chosen, False]
+    assert {True, False} == set(selects)
+    assert ["selects food" in line for _, _, line in captions] == [*selects, False]
 
 
 @pytest.mark.parametrize("size", [64, 65, 301])

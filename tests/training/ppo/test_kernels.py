@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 TINY = ("ppo.num_envs=4", "ppo.batch_size=64", "ppo.minibatch_size=null", "threads=1")
 SPREAD = ("env=simple_spread", "env.max_steps=4", "ppo.batch_size=96")
+SHORT = ("env.max_steps=8", "ppo.normalize_value_loss=false")
 CLOCKS = {"seconds", "sample_seconds", "learn_seconds", "steps_per_second"}
 
 
@@ -150,17 +151,26 @@ def test_the_threads_of_learning_are_the_kernels(
         # The actor alone; in the last one agents are absent at times.
         (*SPREAD, "critic=set", "ppo.value_norm=true"),
         (*SPREAD, "critic=state", "ppo.share_reward=true"),
-        ("env=mpev2_tag", "env.max_steps=8", "critic=set", "ppo.dropout=0.1"),
+        ("env=mpev2_tag", *SHORT, "critic=set", "ppo.dropout=0.1"),
+        ("env=mpev2_tag", *SHORT, "critic=set", "ppo.value_clip=0.01"),
+        ("env=mpev2_tag", *SHORT, "critic=state", "ppo.normalize_value_loss=true"),
     ],
 )
 def test_one_call_gives_the_weights_of_separate_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
-    results = []
+    results, trained = [], []
+    step = learner.BatchedPPOLearner._step
+
+    def noted(self, losses):
+        step(self, losses)
+        trained.append({mid: flat.values.clone() for mid, flat in self._flat.items()})
+
+    monkeypatch.setattr(learner.BatchedPPOLearner, "_step", noted)
     calls = recorded_calls(monkeypatch, (learner, "ppo_gradient"))
     for name in ("together", "apart"):
         if name == "apart":
-            assert calls
+            assert len(calls) == len(trained)
             gradient = "_native_gradient"
             monkeypatch.setattr(
                 learner.BatchedPPOLearner, gradient, lambda self, mid, rows: None
@@ -168,6 +178,10 @@ def test_one_call_gives_the_weights_of_separate_calls(
         run = marl_pool.train(*TINY, *options, total_steps=128, run_dir=tmp_path / name)
         policy = marl_pool.load_policies(run.path / "policy")["agent"]
         results.append((run.metrics.rows()[-1], dict(policy.named_parameters())))
+    assert 2 * len(calls) == len(trained)
+    # With the weights of the critic, which no policy has.
+    for together, apart in zip(trained, trained[len(calls) :], strict=False):
+        torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-5)
     (metrics, weights), (other_metrics, other_weights) = results
     for name, weight in weights.items():
         torch.testing.assert_close(weight, other_weights[name], rtol=1e-4, atol=1e-5)
