@@ -36,9 +36,9 @@ class Critic(nn.Module):
     """What one value depends on: the observation of the agent, all observations of
     the team, or the state of the environment."""
     shares_trunk: bool = False
+    """True if the critic reads what the policy's set network makes of a set."""
     _parts: tuple[Any, ...] = ()
     """Networks and heads as `compiled_parts` returned them."""
-    """True if the critic reads what the policy's set network makes of a set."""
 
     def __init__(self, policy: TokenPolicy) -> None:
         super().__init__()
