@@ -177,11 +177,12 @@ def check_group(
         raise InputError(
             f"{join(where, min(values))}: expected no options with {where}={name}"
         )
-    # Check the options that are groups themselves.
+    # Check the options that are groups themselves; a name alone stands for its default.
+    for part in group.parts:
+        if isinstance(values.get(part), str):
+            values[part] = {"name": values[part]}
     checked = check_options(where, values, options, cls)
     for part, group_name in group.parts.items():
-        if isinstance(checked.get(part), str):
-            checked[part] = {"name": checked[part]}
         if checked.get(part) is not None:  # some classes do without, by null
             checked[part] = check_group(
                 f"{where}.{part}", checked[part], GROUPS[group_name], group_name

@@ -26,12 +26,11 @@ from pydantic_core import to_jsonable_python
 
 from marl_pool.config.checks import check
 from marl_pool.config.sections import (
-    DEFAULTS,
     DEFAULTS_KEY,
-    GROUPS,
     NONE,
     SIZES,
     VERBS,
+    AnySection,
     Group,
     bases_in,
     built_in,
@@ -120,10 +119,10 @@ def compose_only(
     config = _defaults(kind.settings)
     for group, option in choices.items():
         if group not in kind.presets and option is not None:
-            config[group] = _section(group, option, folder)
+            config[group] = _section(verb, group, option, folder)
     for group in kind.presets:
         if option := choices.get(group):
-            for content in _bases_first(group, option, folder):
+            for content in _bases_first(verb, group, option, folder):
                 _merge(config, content)
     for override in parsed:
         if override.key not in kind.config_groups:
@@ -146,7 +145,7 @@ def origin(
     for group in (section, *kind.presets):
         option = choices.get(group)
         for base in _options_of(group, option, folder) if option else ():
-            content = _content(group, base, folder)
+            content = _content(verb, group, base, folder)
             values = content if group == section else content.get(section)
             if isinstance(values, Mapping) and name in values:
                 file = files_of(group, folder).get(base)
@@ -231,7 +230,7 @@ def _choose(
         next_choices = {**kind.sections, **kind.presets, **sizes, **user_options}
         for group in kind.presets:
             if preset := next_choices[group]:
-                for content in _bases_first(group, preset, folder):
+                for content in _bases_first(verb, group, preset, folder):
                     next_choices |= choices_in(content)
             next_choices |= {**sizes, **user_options}
         choices = next_choices
@@ -265,18 +264,20 @@ def _option(verb: str, override: Override, folder: Path | None) -> str:
     return value
 
 
-def _section(group: str, option: str, folder: Path | None) -> Config:
+def _section(verb: str, group: str, option: str, folder: Path | None) -> Config:
     """Return the keys of an option: of signature and files, or a class's name."""
     section: Config = {}
-    for content in _bases_first(group, option, folder):
+    for content in _bases_first(verb, group, option, folder):
         _merge(section, content)
     return section
 
 
-def _bases_first(group: str, option: str, folder: Path | None) -> Iterator[Config]:
+def _bases_first(
+    verb: str, group: str, option: str, folder: Path | None
+) -> Iterator[Config]:
     """Yield what an option builds on, then its own keys, ``defaults`` included."""
     for base in _options_of(group, option, folder):
-        yield _content(group, base, folder)
+        yield _content(verb, group, base, folder)
 
 
 def _options_of(group: str, option: str, folder: Path | None) -> Iterator[str]:
@@ -292,24 +293,25 @@ def _options_of(group: str, option: str, folder: Path | None) -> Iterator[str]:
     yield option
 
 
-def _content(group: str, option: str, folder: Path | None) -> Config:
+def _content(verb: str, group: str, option: str, folder: Path | None) -> Config:
     """Return the keys of an option alone: of its file, its signature, or its name."""
     files = files_of(group, folder)
     if option in files:
         return content_of(files[option])
-    return signature(group, option) if option in built_in(group) else {"name": option}
+    if option in built_in(group):
+        return signature(VERBS[verb].section(group), option)
+    return {"name": option}
 
 
-def signature(group: str, option: str) -> Config:
+def signature(section: AnySection, option: str) -> Config:
     """Return the keys of an option without a file: a name, and its defaults."""
     if option == NONE:
         return {"name": NONE}
-    registered = group in GROUPS and option in GROUPS[group].names()
-    section = GROUPS[group] if registered else DEFAULTS[group, option]
     defaults = _defaults(section.cls(option), section.context)
-    follows = section.follows if isinstance(section, Group) else {}
-    followed = {key: follows[key] for key in defaults if key in follows}
-    return {**({"name": option} if registered else {}), **defaults, **followed}
+    if not isinstance(section, Group):
+        return defaults
+    followed = {key: section.follows[key] for key in defaults if key in section.follows}
+    return {"name": option, **defaults, **followed}
 
 
 def _defaults(cls: type[Any], context: Set[str] = frozenset()) -> Config:

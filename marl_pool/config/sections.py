@@ -139,6 +139,13 @@ POLICY = Section(
     "marl_pool.policies.token_policy:TokenPolicy",
     {"spec", "action_space", "encoder", "pooling", "seed", "dropout", "token_dropout"},
 )
+STUDENT = replace(
+    GROUPS["policy"],
+    registry="marl_pool.policies:POLICIES",
+    base="marl_pool.policies.base:SequencePolicy",
+    parts={"encoder": "encoder", "pooling": "pooling"},
+)
+"""The policy that learns by cloning."""
 SETTINGS = {
     "ppo": Section("marl_pool.training.settings:PPOSettings"),
     "clone": Section("marl_pool.training.cloning.settings:CloneSettings"),
@@ -257,6 +264,7 @@ VERBS = Registry(
             },
             CloneRunSettings,
             {"experiment": None},
+            {"policy": STUDENT},
         ),
         "fit": FIT,
         "sweep_fit": replace(FIT, settings=FitStudySettings),
@@ -358,9 +366,10 @@ def unsuited(
     choices = options_for(verb, group, config_dir)
     if suited := verbs_for(group, option, config_dir):
         advice = f"choose from {', '.join(choices)}" if choices else "there is none"
+        *verbs, last = suited
+        made_for = f"{', '.join(verbs)} and {last}" if verbs else last
         return InputError(
-            f"{group}={option} is made for {' and '.join(suited)}; "
-            f"for {typed(verb)} {advice}"
+            f"{group}={option} is made for {made_for}; for {typed(verb)} {advice}"
         )
     files = files_of(group, config_dir)
     if group in VERBS[verb].presets and option in files:
@@ -421,7 +430,8 @@ def _option_suits(
     if len({isinstance(candidate, Group) for candidate in sections}) == 1:
         return True
     # An option names a class by itself or by what it builds on.
-    registered = GROUPS[group].names().keys() if group in GROUPS else set()
+    named = section if isinstance(section, Group) else GROUPS.get(group)
+    registered = named.names().keys() if named else set()
     has_name = option in registered or any(
         "name" in content or {*bases_in(content)} & registered
         for content in _with_bases(option, files)

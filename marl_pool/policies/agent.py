@@ -18,7 +18,7 @@ from marl_pool.policies.actions import (
     most_likely,
     sample_choices,
 )
-from marl_pool.policies.base import Decision, Policy, SpecifiedPolicy, State
+from marl_pool.policies.base import Decision, Policy, SequencePolicy, State
 from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.devices import may_read
@@ -29,7 +29,7 @@ Unroll = Callable[[Tensor, Mask, Tensor, Memory], tuple[Tensor, Memory]]
 """Signature of `Agent.unroll`."""
 
 
-class Agent(SpecifiedPolicy):
+class Agent(SequencePolicy):
     """A policy whose output is the action itself, or one logit for each option.
 
     It has no value head: it is found by an evolution strategy or cloned from a teacher.
@@ -42,8 +42,6 @@ class Agent(SpecifiedPolicy):
     """
 
     recurrent = False
-    hidden_dim: int = 0
-    """H, width of the last hidden layer of `unroll_hidden`; 0 without that method."""
 
     def __init__(
         self, spec: TokenSpec, action_space: spaces.Space | ActionSpec, **options: Any
@@ -79,6 +77,12 @@ class Agent(SpecifiedPolicy):
         auxiliary head on that layer, which predicts the teacher's privileged targets.
         """
         raise NotImplementedError(f"{type(self).__name__} shows no hidden layer")
+
+    @override
+    def unroll_logits(
+        self, tokens: Tokens, prev_action: Tensor, memory: Memory
+    ) -> tuple[Tensor, Memory]:
+        return self(tokens.features, plain_padding(tokens), prev_action, memory)
 
     def forward(self, *arguments: Any) -> tuple[Tensor, Memory]:
         """Call `unroll`."""
@@ -152,10 +156,7 @@ class Agent(SpecifiedPolicy):
     ) -> tuple[Tensor, Mask, Tensor, Memory]:
         """Return the arguments of `unroll` for one step of a batch of tokens."""
         sequences, prev_action, memory = self.single_step(tokens, state)
-        padding: Mask = sequences.padding
-        if may_read(sequences.padding) and not sequences.padding.any():
-            padding = None
-        return sequences.features, padding, prev_action, memory
+        return sequences.features, plain_padding(sequences), prev_action, memory
 
     def scale_features(
         self, features: Tensor, padding: Mask, dtype: torch.dtype | None = None
@@ -184,6 +185,13 @@ class Agent(SpecifiedPolicy):
                 f"tokens, got {count}"
             )
         return missing
+
+
+def plain_padding(tokens: Tokens) -> Mask:
+    """Return the padding, or None where it may be read and nothing is padded."""
+    if may_read(tokens.padding) and not tokens.padding.any():
+        return None
+    return tokens.padding
 
 
 def to_vector(agent: Agent) -> Tensor:

@@ -211,5 +211,34 @@ class SpecifiedPolicy(Policy):
         return torch.cat([action[..., :count], scaled], -1) if count else scaled
 
 
+class SequencePolicy(SpecifiedPolicy):
+    """A policy that can be cloned: it decides on whole sequences at once."""
+
+    hidden_dim: int = 0
+    """H, width of a hidden layer that an auxiliary head can read; 0 for none."""
+
+    @abstractmethod
+    def unroll_logits(
+        self, tokens: Tokens, prev_action: Tensor, memory: Memory
+    ) -> tuple[Tensor, Memory]:
+        """Compute what `act` decides by for B sequences of T steps.
+
+        Args:
+            tokens: of batch ``(B, T)``.
+            prev_action: ``(B, T, A)``, the action before each step, as
+                `ActionSpec.to_vectors` returns it; zeros at an episode's start.
+            memory: ``(B, …)`` before the first step; see `initial_memory`.
+
+        Returns:
+            ``(B, T, L)``, not masked: the parameters of the action distribution, or for
+            a deterministic policy a logit for each option of the choices, then the
+            numbers of a Box in [-1, 1]. And the memory after the last step.
+        """
+
+    def options(self, tokens: Tokens) -> Tensor | None:
+        """Return which options may be chosen, ``(*B, L)`` bool; None if all may."""
+        return tokens.action_mask
+
+
 def _unflatten(memory: Memory, shape: tuple[int, ...]) -> Any:
     return tree_map(lambda tensor: tensor.unflatten(0, shape), memory)

@@ -25,12 +25,14 @@ from marl_pool.policies.actions import (
     mode,
     sample,
 )
-from marl_pool.policies.base import Decision, SpecifiedPolicy, State
+from marl_pool.policies.base import Decision, SequencePolicy, State
 from marl_pool.policies.selection import SelectedTokens
 from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Stream
+
+ENCODER, POOLING_HEAD = {"name": "transformer"}, {"name": "ada"}
 
 
 class PointerInput(NamedTuple):
@@ -47,8 +49,8 @@ ActionInput = Tensor | PointerInput
 """
 
 
-class TokenPolicy(SpecifiedPolicy):
-    r"""An actor-critic on a set of tokens, trained by PPO.
+class TokenPolicy(SequencePolicy):
+    r"""An actor-critic on a set of tokens, trained by PPO or cloned.
 
     Tokens are embedded, encoded and pooled to one vector (`SetNetwork`), which two
     small networks read: the *action head*, logits of a categorical distribution for
@@ -117,8 +119,8 @@ class TokenPolicy(SpecifiedPolicy):
         spec: TokenSpec,
         action_space: spaces.Space | ActionSpec,
         *,
-        encoder: NamedOptions,
-        pooling: NamedOptions,
+        encoder: NamedOptions = ENCODER,
+        pooling: NamedOptions = POOLING_HEAD,
         action: Literal["head", "select"] = "head",
         type_embedding: SizeOrZero = 4,
         head_hidden: Sequence[Size] = (32, 32),
@@ -262,6 +264,16 @@ class TokenPolicy(SpecifiedPolicy):
         ]
         return unrolled[0][0], unrolled[-1][0], tuple(end for _, end in unrolled)
 
+    @override
+    def unroll_logits(
+        self, tokens: Tokens, prev_action: Tensor, memory: tuple[Memory, ...]
+    ) -> tuple[Tensor, tuple[Memory, ...]]:
+        if self.recurrent:
+            for_action, _, memory = self.unroll(tokens, prev_action, memory)
+            return self.logits(for_action), memory
+        logits = self.logits(self.action_input(tokens.flatten_batch()))
+        return logits.unflatten(0, tokens.batch_shape), memory
+
     @property
     def networks(self) -> list[SetNetwork]:
         """The network, and the value head's if it has a separate one."""
@@ -286,8 +298,8 @@ class TokenPolicy(SpecifiedPolicy):
         # One operation, several times as fast as to clamp the log-stds apart.
         return logits.clamp(self.lowest_logits, self.highest_logits)
 
+    @override
     def options(self, tokens: Tokens) -> Tensor | None:
-        """Return which options may be chosen, ``(*B, L)`` bool; None if all may."""
         if self.selection is None:
             return tokens.action_mask
         return self.selection.options(tokens)

@@ -14,6 +14,8 @@ from marl_pool.options import names
 
 FOLDER = Path(__file__).parent
 CONFIG, CARD = "config.json", "card.json"
+PREFIX = "pretrained="
+"""Beginning of a source that is the name of a pretrained policy and no folder."""
 
 
 def pretrained_names() -> list[str]:

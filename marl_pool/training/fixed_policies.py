@@ -1,4 +1,4 @@
-"""Policies of the groups that do not learn: scripted or frozen."""
+"""Policies that a training reads: of groups that do not learn, and to start with."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.scripted import is_scripted, scripted_policy
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.storage import CONFIG, load_modules
+from marl_pool.pretrained import PREFIX, pretrained_path
 from marl_pool.runs.run import CONFIG as RUN_CONFIG
 from marl_pool.runs.run import Run
 from marl_pool.tokens import Tokens, TokenSpec
@@ -56,7 +57,9 @@ def load_fixed(
                 policies[name] = modules[frozen_module(name)].requires_grad_(False)
             else:
                 # Load the policy of another run, and check that it fits this group.
-                policy = load_frozen(Path(source), name, plugins)
+                policy = load_saved(
+                    source, name, plugins, "heuristic, random, package.module:Class, "
+                )
                 validate_fit(policy, groups[name], source)
                 policies[name] = policy
         except InputError as error:
@@ -73,29 +76,37 @@ def build_fixed(
     return scripted_policy(policy, env=env, role=role, group=group).eval()
 
 
-def load_frozen(path: Path, group: str, plugins: Sequence[str]) -> SpecifiedPolicy:
-    """Read a group's policy from the folder of a policy or run.
+def load_saved(
+    source: str, group: str, plugins: Sequence[str], others: str = ""
+) -> SpecifiedPolicy:
+    """Read a group's policy, whose parameters get no gradient.
 
     The only policy of a folder is taken whatever its group.
+
+    Args:
+        source: folder of a policy or run, or ``pretrained=NAME``.
+        group: name of the group.
+        plugins: ``package.module:Class`` names that the folder may use.
+        others: for messages, what else might have been given.
 
     Raises:
         InputError: no such folder, or no policy for this group in it.
     """
     # Find the policy's folder.
-    if (path / CONFIG).is_file():
-        folder = path
-    elif (path / RUN_CONFIG).is_file():
-        folder = Run.open(path).policy_path("best")
-    else:
+    if source.startswith(PREFIX):
+        folder = pretrained_path(source.removeprefix(PREFIX))
+    elif ((folder := Path(source).expanduser()) / RUN_CONFIG).is_file():
+        folder = Run.open(folder).policy_path("best")
+    elif not (folder / CONFIG).is_file():
         raise InputError(
-            f"expected heuristic, random, package.module:Class or the folder of a "
-            f"policy or run, got {path}"
+            f"expected {others}{PREFIX}NAME or the folder of a policy or run, "
+            f"got {source!r}"
         )
     modules, groups = load_modules(folder, plugins=plugins)
     # Without a policy for this group, a single policy is taken.
     if group not in groups and len(modules) > 1:
         raise InputError(
-            f"{path} has no policy for this group, only for "
+            f"{source} has no policy for this group, only for "
             f"{', '.join(sorted(groups)) or 'none'}"
         )
     policy = modules[groups.get(group, next(iter(modules)))]
@@ -115,6 +126,30 @@ def validate_fit(policy: SpecifiedPolicy, group: AgentGroup, path: str) -> None:
         raise InputError(f"{path} does not fit the group: {reason}")
     with torch.no_grad():
         policy.value(zero_tokens(group.tokens, 1))
+
+
+def validate_same_parameters(
+    saved: SpecifiedPolicy, policy: SpecifiedPolicy, source: str
+) -> None:
+    """Reject a policy whose parameters cannot be those of a run's policy.
+
+    Raises:
+        InputError: another class, or parameters of other names or shapes.
+    """
+    if type(saved) is not type(policy):
+        raise InputError(
+            f"expected a {type(policy).__name__}, {source} is a {type(saved).__name__}"
+        )
+    shapes = {name: tuple(part.shape) for name, part in policy.named_parameters()}
+    for name, part in saved.named_parameters():
+        shape = shapes.pop(name, None)
+        if shape != tuple(part.shape):
+            raise InputError(
+                f"{source} has another {name} than the run's policy: expected "
+                f"{shape or 'none'}, got {tuple(part.shape)}"
+            )
+    if shapes:
+        raise InputError(f"{source} has no {', '.join(shapes)}")
 
 
 def zero_tokens(spec: TokenSpec, batch: int) -> Tokens:

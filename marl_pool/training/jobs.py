@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_pool.options.signatures import show
+from marl_pool.pretrained import PREFIX
 from marl_pool.runs.run import CONFIG, Run
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.settings import EvolveConfig, TrainConfig
@@ -208,17 +209,21 @@ def differences(
 
 
 def with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Make folders of frozen policies and teachers absolute, to resume anywhere."""
+    """Make folders of saved policies absolute, to resume anywhere."""
     result = dict(config)
     if fixed := config.get("fixed"):
         from marl_pool.envs.scripted import is_scripted  # loads torch
 
         result["fixed"] = {
-            group: name if is_scripted(name) else _absolute(name)
-            for group, name in fixed.items()
+            group: source
+            if is_scripted(source) or source.startswith(PREFIX)
+            else _absolute(source)
+            for group, source in fixed.items()
         }
-    if (teacher := config.get("teacher")) and Path(teacher).expanduser().is_dir():
-        result["teacher"] = _absolute(teacher)
+    for key in ("teacher", "init"):
+        # Other values are names.
+        if (source := config.get(key)) and Path(source).expanduser().is_dir():
+            result[key] = _absolute(source)
     return result
 
 

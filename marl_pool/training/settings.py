@@ -185,8 +185,12 @@ class TrainSettings(EpisodeRunConfig):
     fixed: dict[str, str] | None = None
     """Group that does not learn → heuristic, random, package.module:Class of a
     policy, or the folder of a policy or run to freeze. With None all groups learn."""
+    init: str | None = None
+    """Start of the training: the folder of a policy or run, or pretrained=NAME, whose
+    policies of these groups are of the same form. With None weights are random."""
     plugins: list[PlugIn] = field(default_factory=list)
-    """``package.module:Class`` names that the folder of a frozen policy may use."""
+    """``package.module:Class`` names that folders of frozen or initial policies may
+    use."""
     total_steps: PositiveInt = 1_000_000
     """Environment steps after which training ends, summed over all environments."""
     resources: ResourceSettings = field(default_factory=ResourceSettings)

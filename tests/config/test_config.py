@@ -177,7 +177,7 @@ def test_an_option_without_a_file_holds_the_defaults_of_its_signature(group, opt
     if option not in built_in(group) or option == "none":
         return
     _, section = CHOICES[group, option]
-    content = signature(group, option)
+    content = signature(section, option)
     assert content.pop("name", option) == option
     options = section_options(section, option)
     assert list(content) == [key for key in options if not options[key].required]

@@ -20,7 +20,7 @@ from marl_pool.envs.description import describe_env, validate_env_change
 from marl_pool.files.atomic import new_binary_file, new_file, new_folder
 from marl_pool.files.manifest import validate_intact, write_manifest
 from marl_pool.files.reading import read_json
-from marl_pool.policies.agent import Agent
+from marl_pool.policies.base import SequencePolicy
 from marl_pool.training.cloning.sampler import Augmentation
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.teacher import Roles
@@ -169,7 +169,7 @@ class CloneDataset:
             **{**config.env, **(self.settings.rollout_env if student else {})},
         )
 
-    def add(self, number: int, student: Agent, learned: int | None) -> None:
+    def add(self, number: int, student: SequencePolicy, learned: int | None) -> None:
         """Add the trajectories of a round: read them, or collect and save them.
 
         Args:
@@ -193,7 +193,7 @@ class CloneDataset:
         self.sides = {name: join([self.sides.get(name), sides[name]]) for name in SIDES}
 
     def _collect(
-        self, number: int, student: Agent, learned: int
+        self, number: int, student: SequencePolicy, learned: int
     ) -> tuple[Sides, dict[str, Any]]:
         settings = self.settings
         # Round 0 is the teacher's; each later round has new environments.
@@ -236,7 +236,7 @@ class CloneDataset:
         return {"train": kept, "validation": validation}, description
 
     def _play(
-        self, number: int, student: Agent, first: int, episodes: int, name: str
+        self, number: int, student: SequencePolicy, first: int, episodes: int, name: str
     ) -> Trajectories:
         # From round 1 on, the student plays with a perturbation and the teacher labels.
         settings, by_student = self.settings, number > 0

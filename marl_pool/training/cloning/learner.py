@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map_only
 
+from marl_pool.compiled import compile
 from marl_pool.envs.base import AgentGroup
 from marl_pool.networks.set_network import seeded, validate_state
 from marl_pool.options.construction import build
-from marl_pool.policies import AGENTS
+from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec, log_prob, mask_logits
-from marl_pool.policies.agent import Agent
+from marl_pool.policies.agent import Agent, plain_padding
+from marl_pool.policies.base import SequencePolicy
 from marl_pool.pooling.base import Memory
 from marl_pool.training.cloning.sampler import SequenceBatch
 from marl_pool.training.cloning.settings import CloneConfig, CloneSettings
@@ -32,19 +34,19 @@ LEAST_WEIGHT = 0.1
 """Weight of a step in which all of the teacher's logits are equal."""
 
 
-def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
-    """Build the agent that learns.
+def make_student(config: CloneConfig, group: AgentGroup) -> SequencePolicy:
+    """Build the policy that learns.
 
     Raises:
-        InputError: an invalid option, a class that is not an `Agent`, or a state that
-            no file of tensors can hold.
+        InputError: an invalid option, a class that is no `SequencePolicy`, or a state
+            that no file of tensors can hold.
     """
     seed, policy = config.seed, config.policy
     context = {"spec": group.tokens, "action_space": group.action_space, "seed": seed}
     # Seed the construction, too: a plug-in class may take no seed.
     with seeded(seed, "student"):
-        student: Agent = build(
-            policy.name, AGENTS, "policy", Agent, policy.arguments, context
+        student: SequencePolicy = build(
+            policy.name, POLICIES, "policy", SequencePolicy, policy.arguments, context
         )
     validate_state(f"policy {policy.name!r}", student)
     return student.to(config.device)
@@ -76,9 +78,10 @@ def losses(
 ) -> Tensor:
     r"""Compute losses ``(B, T)``, zero at steps that are not valid.
 
-    For a box the loss is the squared error, averaged over the action's components; for
-    several choices the sum of their cross-entropies with the teacher's, beside a box
-    added to its loss; for one choice it is
+    For a policy with an action distribution that is not one choice, the loss is the
+    negative log-likelihood of the teacher's action. For a deterministic one, the loss
+    of a box is the squared error, averaged over the action's components, to which the
+    cross-entropies of choices are added. For one choice it is
 
     .. math:: w\, H(p, \pi) + \rho \sum_a \pi(a) (\max_b q_b - q_a)
 
@@ -91,22 +94,23 @@ def losses(
     learning (2014), https://arxiv.org/abs/1406.5979.
 
     Args:
-        outputs: the student's outputs ``(B, T, A)``, masked logits for choices.
+        outputs: the student's ``(B, T, L)``, masked; see `unroll_logits`.
         batch: labels and logits of the teacher.
         settings: terms to include.
         actions: the action space.
     """
     outputs = outputs.float()
     if not actions.discrete:
-        step_losses = torch.zeros_like(outputs[..., 0])
-        if actions.low:
-            # Continuous actions: mean squared error.
+        if outputs.shape[-1] == actions.num_logits:
+            step_losses = -log_prob(actions, outputs, batch.label)
+        else:
+            # The numbers of a box themselves: mean squared error.
             numbers = batch.label[..., len(actions.choices) :]
             errors = outputs[..., actions.num_options :] - numbers
             step_losses = errors.square().mean(-1)
-        if actions.choices:
-            choices = ActionSpec(choices=actions.choices)
-            step_losses = step_losses - log_prob(choices, outputs, batch.label)
+            if actions.choices:
+                choices = ActionSpec(choices=actions.choices)
+                step_losses = step_losses - log_prob(choices, outputs, batch.label)
         return step_losses.masked_fill(~batch.valid, 0.0)
     # Cross-entropy with the teacher's choice or its probabilities.
     target = batch.label.flatten()
@@ -119,9 +123,9 @@ def losses(
     if settings.margin_weighting is not None or settings.expected_regret:
         assert batch.logits is not None
         regret = batch.logits.amax(-1, keepdim=True) - batch.logits
-        if batch.action_mask is not None:
+        if batch.tokens.action_mask is not None:
             # The student cannot choose what is not allowed either.
-            regret = regret.masked_fill(~batch.action_mask, 0.0)
+            regret = regret.masked_fill(~batch.tokens.action_mask, 0.0)
         if settings.margin_weighting is not None:
             margin = regret.amax(-1) / settings.margin_weighting
             step_losses = step_losses * (LEAST_WEIGHT + margin.clamp(max=1.0))
@@ -155,7 +159,7 @@ class AuxiliaryHead(nn.Module):
 
 
 def make_auxiliary_head(
-    config: CloneConfig, student: Agent, targets: Sequence[str]
+    config: CloneConfig, student: SequencePolicy, targets: Sequence[str]
 ) -> AuxiliaryHead | None:
     """Build the head for the teacher's privileged targets, if the config asks.
 
@@ -202,11 +206,12 @@ class Learner:
 
     def __init__(
         self,
-        student: Agent,
+        student: SequencePolicy,
         settings: CloneSettings,
         auxiliary_head: AuxiliaryHead | None = None,
     ) -> None:
         self.student, self.settings = student, settings
+        self._student = compile(student)
         self.auxiliary_head = auxiliary_head
         self.modules = nn.ModuleDict({"student": student})
         if auxiliary_head is not None:
@@ -254,19 +259,25 @@ class Learner:
     ) -> tuple[Score, Memory]:
         # Start with an empty memory, unless an earlier window is continued.
         if memory is None:
-            size, _, num_tokens, _ = batch.features.shape
-            memory = self.student.initial_memory(size, num_tokens)
+            memory = self.student.initial_memory(
+                len(batch.valid), batch.tokens.num_tokens
+            )
         # Read the sequences; only an auxiliary head needs the hidden layer.
-        inputs = (batch.features, batch.padding, batch.prev_action, memory)
-        device, mixed = batch.features.device.type, self.settings.bfloat16
+        tokens, prev_action = batch.tokens, batch.prev_action
+        device, mixed = tokens.features.device.type, self.settings.bfloat16
         with torch.autocast(device, torch.bfloat16, enabled=mixed):
             if self.auxiliary_head is None:
-                outputs, memory = self.student(*inputs)
+                outputs, memory = self._student.unroll_logits(
+                    tokens, prev_action, memory
+                )
             else:
-                outputs, hidden, memory = self.student.unroll_hidden(*inputs)
+                assert isinstance(self.student, Agent)
+                outputs, hidden, memory = self.student.unroll_hidden(
+                    tokens.features, plain_padding(tokens), prev_action, memory
+                )
         # Compare actions and, with a head, predictions of the privileged targets.
         actions = self.student.actions
-        outputs = mask_logits(outputs.float(), batch.action_mask)
+        outputs = mask_logits(outputs.float(), self.student.options(tokens))
         step_losses = losses(outputs, batch, self.settings, actions)
         right = auxiliary_error = step_losses.new_zeros(())
         # Accuracy is defined for discrete actions alone.

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import repeat
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
+from torch.utils._pytree import tree_map_only
 
 from marl_pool.options.types import Options
 from marl_pool.perturbations import make_perturbation
@@ -27,10 +28,8 @@ ORDER, PREV_ACTION, PERTURB, VALIDATE = 0, 1, 3, 4
 class SequenceBatch(NamedTuple):
     """B sequences of at most T steps; T = 1 for an agent without memory."""
 
-    features: Tensor
-    """``(B, T, N, F)``."""
-    padding: Tensor | None
-    """``(B, T, N)`` bool; None where nothing is padded."""
+    tokens: Tokens
+    """Of batch ``(B, T)``, with the options that were allowed."""
     prev_action: Tensor
     """``(B, T, A)``, previous actions as vectors of `ActionSpec.to_vectors`."""
     label: Tensor
@@ -41,22 +40,17 @@ class SequenceBatch(NamedTuple):
     """``(B, T)`` bool, False beyond a sequence's end and in its burn-in."""
     privileged_targets: Tensor | None = None
     """``(B, T, K)``, the teacher's privileged targets, NaN where unknown."""
-    action_mask: Tensor | None = None
-    """``(B, T, num_options)`` bool, True for options that were allowed."""
 
     def to(self, device: str) -> "SequenceBatch":
         """Move all tensors to a device."""
-        return SequenceBatch._make(
-            part if part is None else part.to(device) for part in self
-        )
+        return tree_map_only(Tensor, lambda part: part.to(device), self)
 
     def windows(self, length: int | None) -> Iterator["SequenceBatch"]:
         """Cut along time into windows of ``length`` steps, or None for only one."""
-        length = length or self.valid.shape[1]
-        parts = (
-            repeat(None) if part is None else part.split(length, 1) for part in self
-        )
-        return map(SequenceBatch._make, zip(*parts, strict=False))
+        steps = self.valid.shape[1]
+        for start in range(0, steps, length or steps):
+            window = slice(None), slice(start, start + (length or steps))
+            yield tree_map_only(Tensor, itemgetter(window), self)
 
 
 @dataclass(frozen=True)
@@ -230,17 +224,13 @@ class Sampler:
             prev_action = self.augmentation.perturb_prev_actions(
                 self.actions, prev_action, turn
             )
-        # Without padding, attention needs no mask.
-        padding = tokens.padding if tokens.padding.any() else None
         return SequenceBatch(
-            tokens.features,
-            padding,
+            tokens._replace(action_mask=steps.get("action_mask")),
             prev_action,
             label,
             steps.get("logits"),
             valid,
             steps.get("privileged_targets"),
-            steps.get("action_mask"),
         )
 
     def _rows(self, numbers: Tensor) -> tuple[Tensor, Tensor]:

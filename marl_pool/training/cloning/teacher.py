@@ -22,7 +22,7 @@ from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.fixed_policies import (
     build_fixed,
     load_fixed,
-    load_frozen,
+    load_saved,
     validate_fit,
 )
 from marl_pool.utils.errors import InputError
@@ -176,12 +176,8 @@ def _teacher(
     elif (run_copy / WEIGHTS).is_file():
         # Prefer the run's own copy: folders move and change.
         policy = next(iter(load_modules(run_copy, plugins=config.plugins)[0].values()))
-    elif (path := Path(source).expanduser()).is_dir():
-        policy = load_frozen(path, name, config.plugins)
-        validate_fit(policy, group, str(path))
     else:
-        raise InputError(
-            f"expected {', '.join([HEURISTIC, *TEACHERS])}, package.module:Class or "
-            f"the folder of a policy or run, got {source!r}"
-        )
+        choices = ", ".join([HEURISTIC, *TEACHERS, "package.module:Class, "])
+        policy = load_saved(source, name, config.plugins, choices)
+        validate_fit(policy, group, source)
     return PolicyTeacher(policy.to(config.device).eval())

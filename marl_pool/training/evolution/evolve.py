@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from marl_pool.files.atomic import new_binary_file, new_file
 from marl_pool.files.reading import read_npz
 from marl_pool.options.construction import build
 from marl_pool.policies.agent import Agent, load_vector, to_vector
-from marl_pool.policies.storage import load_policy, save_policies
+from marl_pool.policies.storage import save_policies
 from marl_pool.runs.run import Best, Run, iteration_of
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.evolution import STRATEGIES
@@ -28,6 +28,7 @@ from marl_pool.training.evolution.evaluator import (
     Workers,
 )
 from marl_pool.training.evolution.strategy import Strategy
+from marl_pool.training.fixed_policies import load_saved, validate_same_parameters
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import InputError
@@ -75,7 +76,8 @@ class EvolutionMethod(TrainingMethod):
             validate_env_change(config.env, config.fitness_env, "fitness_env")
         # A resumed run needs no start, and the folder of it may be gone.
         init = config.init if checkpoint is None else "policy"
-        start = start_vector(init, self.evaluator.agent, config.plugins)
+        agent, group = self.evaluator.agent, self.evaluator.group
+        start = start_vector(init, agent, group, config.plugins)
         self.strategy: Strategy = build(
             config.evolution.name,
             STRATEGIES,
@@ -241,12 +243,13 @@ class EvolutionMethod(TrainingMethod):
         save_policies({group: agent}, {group: group}, folder)
 
 
-def start_vector(init: str, agent: Agent, plugins: Collection[str]) -> Tensor:
+def start_vector(init: str, agent: Agent, group: str, plugins: Sequence[str]) -> Tensor:
     """Return the initial mean of the search, ``(n,)``.
 
     Args:
-        init: ``policy``, ``zeros``, or the folder of a policy or run.
+        init: ``policy``, ``zeros``, or what `load_saved` reads.
         agent: agent with its own initial weights.
+        group: group of the agent.
         plugins: ``package.module:Class`` names that the folder may use.
 
     Raises:
@@ -257,26 +260,10 @@ def start_vector(init: str, agent: Agent, plugins: Collection[str]) -> Tensor:
         return vector
     if init == "zeros":
         return torch.zeros_like(vector)
-    # Read the policy of a folder; of a run, its best one.
-    folder = Path(init)
-    if not folder.is_dir():
-        raise InputError(
-            f"init: expected policy, zeros or the folder of a policy or run, "
-            f"got {init!r}"
-        )
-    if not (folder / "config.json").is_file():
-        folder = Run.open(folder).policy_path()
-    policy = load_policy(folder, plugins=plugins)
-    if not isinstance(policy, Agent) or type(policy) is not type(agent):
-        raise InputError(
-            f"init: expected a {type(agent).__name__}, {init} is a "
-            f"{type(policy).__name__}"
-        )
-    # The parameters must have the same names and shapes.
-    shapes = {name: tuple(p.shape) for name, p in agent.named_parameters()}
-    for name, parameter in policy.named_parameters():
-        if shapes.pop(name, None) != tuple(parameter.shape):
-            raise InputError(f"init: {init} has another {name} than the run's policy")
-    if shapes:
-        raise InputError(f"init: {init} has no {', '.join(shapes)}")
+    try:
+        policy = load_saved(init, group, plugins, "policy, zeros, ")
+        validate_same_parameters(policy, agent, init)
+    except InputError as error:
+        raise InputError(f"init: {error}") from error
+    assert isinstance(policy, Agent)
     return to_vector(policy)

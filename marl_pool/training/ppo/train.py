@@ -49,6 +49,11 @@ from marl_pool.training.ppo.runner import (
     SAMPLE_SECONDS,
     RunnerSettings,
 )
+from marl_pool.training.ppo.warm_start import (
+    Weights,
+    load_initial_weights,
+    set_weights,
+)
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.signals import patience
 from marl_pool.utils.errors import StoppedError
@@ -114,6 +119,10 @@ class PPOMethod(TrainingMethod):
         self.algorithm = algorithm_config(config, checkpoint and checkpoint / "policy")
         settings: RunnerSettings = self.algorithm.env_config[RUNNER]
         self.modules, self.fixed = settings.modules, settings.fixed
+        self.initial_weights: Mapping[str, Weights] = {}
+        if checkpoint is None:
+            specs = self.algorithm.rl_module_spec.rl_module_specs
+            self.initial_weights = load_initial_weights(config, self.modules, specs)
         self.steps = self.empty = self.deaths = 0
         self.has_overflowed = False
         self.seconds = 0.0
@@ -144,6 +153,8 @@ class PPOMethod(TrainingMethod):
             )
         with ray, errors_to(self.run):
             self.algo = self._build()
+            if self.initial_weights:
+                set_weights(self.algo, self.initial_weights)
             try:
                 # Building the algorithm can set the number of threads.
                 torch.set_num_threads(self.config.threads)

@@ -492,7 +492,7 @@ def test_validation_leaves_previous_actions_alone_and_repeats_itself(whole: bool
     first, again = (list(batches.all(10**6)) for _ in range(2))
     before = torch.cat([batch.prev_action[batch.valid] for batch in first])
     assert torch.equal(before, played.steps["prev_action"])
-    hidden = [[batch.padding for batch in batches] for batches in (first, again)]
+    hidden = [[batch.tokens.padding for batch in batches] for batches in (first, again)]
     assert all(map(torch.equal, *hidden))
     blurred = batches.select(torch.arange(batches.count), 0)
     assert not torch.equal(blurred.prev_action[blurred.valid], before)
@@ -504,7 +504,7 @@ def test_whole_trajectories_are_padded_at_their_ends():
     batch = sampler(played, whole=True).select(torch.arange(len(played)), 0)
     assert batch.valid.sum(1).tolist() == played.lengths.tolist()
     for row, (features, label) in enumerate(split_parts(played, "features", "label")):
-        assert torch.equal(batch.features[row, : len(label)], features)
+        assert torch.equal(batch.tokens.features[row, : len(label)], features)
         assert torch.equal(batch.label[row, : len(label)], label)
 
 
@@ -551,7 +551,7 @@ def test_targets_go_along_with_their_steps(whole: bool) -> None:
     time, place = batch.privileged_targets.unbind(-1)
     assert torch.equal(place.isnan(), time > 5)
     # `Bytes` shows the time in all features.
-    clock = batch.features[..., 0, 0].float()
+    clock = batch.tokens.features[..., 0, 0].float()
     assert torch.equal(place[time <= 5], clock[time <= 5])
     starts = batch.prev_action.sum(-1) == 0
     assert torch.equal(starts, time == 0)
@@ -594,12 +594,9 @@ def test_rows_are_perturbed_as_their_bytes_are(perturbation):
         table[steps["features"].long()], steps["types"].long(), steps["padding"]
     )
     view = batches.augmentation.perturb(plain, 4)
-    assert torch.equal(batch.features, view.features)
+    for actual, expected in zip(batch.tokens.parts, view.parts, strict=True):
+        assert torch.equal(actual, expected)
     assert not torch.equal(view.features, plain.features) or view.padding.any()
-    if batch.padding is None:
-        assert not view.padding.any()
-    else:
-        assert torch.equal(batch.padding, view.padding)
 
 
 def test_each_sample_misses_tokens_of_its_own_within_the_bounds():
@@ -649,13 +646,20 @@ def test_noise_falls_on_an_absent_action_of_a_box():
 # Learning
 
 
+def bare_tokens(features: torch.Tensor) -> Tokens:
+    """Tokens of one type, without padding."""
+    shape = features.shape[:-1]
+    return Tokens(
+        features, torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=bool)
+    )
+
+
 def batch_of(lengths: list[int], seed: int = 0) -> SequenceBatch:
     draw = torch.Generator().manual_seed(seed)
     count, total = len(lengths), max(lengths)
     valid = torch.arange(total) < torch.tensor(lengths)[:, None]
     return SequenceBatch(
-        torch.randn(count, total, 5, 1, generator=draw),
-        None,
+        bare_tokens(torch.randn(count, total, 5, 1, generator=draw)),
         torch.rand(count, total, 1, generator=draw) * 2 - 1,
         torch.rand(count, total, 1, generator=draw) * 2 - 1,
         None,
@@ -674,7 +678,9 @@ def test_what_lies_beyond_a_sequences_end_counts_nothing():
     expected = gradients(agent)
     beyond = ~batch.valid
     changed = batch._replace(
-        features=batch.features.masked_fill(beyond[..., None, None], 9.0),
+        tokens=bare_tokens(
+            batch.tokens.features.masked_fill(beyond[..., None, None], 9.0)
+        ),
         label=batch.label.masked_fill(beyond[..., None], 9.0),
     )
     repeat = learner.learn(changed, 1e-9)
@@ -689,7 +695,7 @@ def test_a_batch_of_sequences_is_the_mean_over_their_steps():
     for row, length in enumerate((6, 3)):
         memory = agent.initial_memory(1, 5)
         for t in range(length):  # one step after the other, as it acts
-            piece = (batch.features[row, t], batch.prev_action[row, t])
+            piece = (batch.tokens.features[row, t], batch.prev_action[row, t])
             answer, memory = agent.unroll(
                 piece[0][None, None], None, piece[1][None, None], memory
             )
@@ -723,8 +729,8 @@ def test_a_choice_is_learned_by_cross_entropy():
     label = torch.tensor([[0, 1, 2], [3, 0, 1]])
     valid = torch.tensor([[True, True, True], [True, False, False]])
     logits = torch.randn(2, 3, 4)
-    features = torch.zeros(2, 3, 5, 1)
-    batch = SequenceBatch(features, None, torch.zeros(2, 3, 4), label, logits, valid)
+    tokens = bare_tokens(torch.zeros(2, 3, 5, 1))
+    batch = SequenceBatch(tokens, torch.zeros(2, 3, 4), label, logits, valid)
     logs = outputs.log_softmax(-1)
     choice = ActionSpec(n=4)
     hard = -logs.gather(-1, label[..., None])[..., 0] * valid
@@ -740,7 +746,11 @@ def test_margin_weighting_and_expected_regret() -> None:
     label = torch.tensor([[0, 0, 0]])
     valid = torch.tensor([[True, True, True]])
     batch = SequenceBatch(
-        torch.zeros(1, 3, 5, 1), None, torch.zeros(1, 3, 3), label, logits, valid
+        bare_tokens(torch.zeros(1, 3, 5, 1)),
+        torch.zeros(1, 3, 3),
+        label,
+        logits,
+        valid,
     )
     missed, choice = torch.log(torch.tensor(2.0)), ActionSpec(n=3)
     weighed = losses(outputs, batch, CloneSettings(margin_weighting=6.0), choice)[0]
@@ -787,14 +797,17 @@ def targeted(seed: int = 0) -> SequenceBatch:
     features = torch.randint(255, (3, 4, 4, 6), generator=draw, dtype=torch.uint8)
     targets = torch.rand(3, 4, 3, generator=draw)
     return SequenceBatch(
-        features, None, torch.zeros(3, 4, 3), label, None, valid, targets
+        bare_tokens(features), torch.zeros(3, 4, 3), label, None, valid, targets
     )
 
 
 def test_targets_are_learned_beside_the_answers() -> None:
     batch, learner = targeted(), with_head(3.0)
     outputs, hidden, _ = learner.student.unroll_hidden(
-        batch.features, None, batch.prev_action, learner.student.initial_memory(3, 4)
+        batch.tokens.features,
+        None,
+        batch.prev_action,
+        learner.student.initial_memory(3, 4),
     )
     predicted = learner.auxiliary_head.linear(hidden)
     missed = (predicted - batch.privileged_targets).square().mean()

@@ -602,9 +602,9 @@ def test_a_search_starts_where_it_is_told(tmp_path):
     agent, saved = agent_for(), agent_for()
     load_vector(saved, torch.arange(len(to_vector(agent))).float())
     save_policy(saved, tmp_path / "saved")
-    assert torch.equal(start_vector("policy", agent, ()), to_vector(agent))
-    assert not start_vector("zeros", agent, ()).any()
-    start = start_vector(str(tmp_path / "saved"), agent, ())
+    assert torch.equal(start_vector("policy", agent, "agent", ()), to_vector(agent))
+    assert not start_vector("zeros", agent, "agent", ()).any()
+    start = start_vector(str(tmp_path / "saved"), agent, "agent", ())
     assert torch.equal(start, to_vector(saved))
 
 
@@ -629,7 +629,7 @@ def test_a_policy_that_does_not_fit_starts_no_search(tmp_path):
         folder = tmp_path / message[:9]
         save_policy(source, folder)
         with pytest.raises(InputError, match=message):
-            start_vector(str(folder), agent, ())
+            start_vector(str(folder), agent, "agent", ())
 
 
 # The command
