@@ -23,10 +23,9 @@ from dataclasses import replace
 from itertools import chain, count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from head_map import is_finished
 from markdown_tables import markdown_table
 from study_arguments import reported
 
@@ -54,11 +53,12 @@ from marl_pool.policies.storage import (
 from marl_pool.pretrained import CARD, FOLDER, pretrained_names, pretrained_path
 from marl_pool.rollout import Rollout
 from marl_pool.runs.run import Run
+from marl_pool.training.jobs import JOBS
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import duration
 from marl_pool.version import commit
 
-TRAIN = "marl-pool train "
+TRAIN, CLONED, RUN_DIR = "marl-pool train ", "marl-pool clone ", "--run-dir"
 PLAYER = (
     "marl-pool evolve experiment=cartpole_feed_forward threads=1 time_limit=600 "
     "--run-dir runs/fnn"
@@ -83,6 +83,17 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         f"{TRAIN}experiment=simple_adversary pooling=ada seed=0 threads=1",
     ),
     "simple_push": (f"{TRAIN}experiment=simple_push pooling=ada seed=0 threads=1",),
+    "boxworld": (
+        "marl-pool clone experiment=boxworld_clone threads=1 --run-dir runs/clone",
+        f"{TRAIN}experiment=boxworld_refined init=runs/clone threads=1",
+    ),
+    "boxworld_pixels": (
+        "marl-pool clone experiment=boxworld_clone env.observation=pixels threads=1 "
+        "--run-dir runs/clone",
+        f"{TRAIN}experiment=boxworld_refined env.observation=pixels init=runs/clone "
+        "threads=1",
+    ),
+    "cartpole": ("marl-pool clone experiment=cartpole_channels_clone threads=1",),
     "cartpole_feed_forward": (PLAYER,),
     "cartpole_attention_neuron": (
         PLAYER,
@@ -107,13 +118,37 @@ LONGEST_STRIDE = 4
 PICTURE_BYTES = 150_000
 
 
+class Stage(NamedTuple):
+    """One of the runs that train a policy."""
+
+    verb: str
+    words: list[str]
+    """Overrides."""
+    folder: Path
+
+    @property
+    def is_finished(self) -> bool:
+        """True if the run has all of its training."""
+        if not self.folder.is_dir():
+            return False
+        run, job = Run.open(self.folder), JOBS[self.verb]
+        return job.logged(run) >= job.total(run.config)
+
+
 def trainable() -> list[str]:
-    """Return the policies that one training by PPO makes."""
-    return [name for name, lines in COMMANDS.items() if lines[0].startswith(TRAIN)]
+    """Return the policies that runs of PPO and of cloning make, and nothing else."""
+    return [
+        name
+        for name, lines in COMMANDS.items()
+        if all(line.startswith((TRAIN, CLONED)) for line in lines)
+        and PLAYER not in lines
+    ]
 
 
-def training_words(name: str) -> list[str]:
-    """Return the overrides that train a policy.
+def stages(name: str, runs: Path) -> list[Stage]:
+    """Return the runs that train a policy, the last of which has it.
+
+    A folder that a command names is one beside the last run's, ``RUNS/NAME``.
 
     Raises:
         InputError: a name that is none of `trainable`.
@@ -121,7 +156,17 @@ def training_words(name: str) -> list[str]:
     if name not in trainable():
         choices = ", ".join(trainable())
         raise InputError(f"expected the name of a training, {choices}, got {name!r}")
-    return shlex.split(COMMANDS[name][0].removeprefix(TRAIN))
+    result, folders = [], {}
+    for line in COMMANDS[name]:
+        for place, folder in folders.items():
+            line = line.replace(place, str(folder))
+        _, verb, *words = shlex.split(line)
+        folder = runs.absolute() / name
+        if RUN_DIR in words:
+            *words, _, place = words
+            folder = folders[place] = folder.with_name(f"{name}-{Path(place).name}")
+        result.append(Stage(verb, words, folder))
+    return result
 
 
 def commits_file(runs: Path, name: str) -> Path:
@@ -135,18 +180,19 @@ def train(runs: Path, names: Iterable[str]) -> None:
     Raises:
         InputError: no such training, or one that failed.
     """
-    commands = {name: training_words(name) for name in names}
+    stages_of = {name: stages(name, runs) for name in names}
     runs.mkdir(parents=True, exist_ok=True)
-    for name, words in commands.items():
-        folder = runs / name
-        if folder.is_dir() and is_finished(Run.open(folder)):
-            continue
-        with commits_file(runs, name).open("a", encoding="utf-8") as out:
-            out.write(f"{commit()}\n")
-        program = [sys.executable, "-m", "marl_pool", "train"]
-        command = [*program, "--run-dir", str(folder), "--or-resume", *words]
-        if status := subprocess.run(command, check=False).returncode:
-            raise InputError(f"{name}: the training ended with status {status}")
+    for name in stages_of:
+        for stage in stages_of[name]:
+            if stage.is_finished:
+                continue
+            with commits_file(runs, name).open("a", encoding="utf-8") as out:
+                out.write(f"{commit()}\n")
+            program = [sys.executable, "-m", "marl_pool", stage.verb]
+            place = [RUN_DIR, str(stage.folder), "--or-resume"]
+            command = [*program, *place, *stage.words]
+            if status := subprocess.run(command, check=False).returncode:
+                raise InputError(f"{name}: the training ended with status {status}")
 
 
 def ship(runs: Path, names: Sequence[str], *, overwrite: bool) -> None:
@@ -160,40 +206,41 @@ def ship(runs: Path, names: Sequence[str], *, overwrite: bool) -> None:
     for name in names:
         if name in present:
             raise InputError(f"{name} is in the package already: expected --replace")
+    stages_of = {name: stages(name, runs) for name in names or trainable()}
     finished = {
-        name: run for name in names or trainable() if (run := _finished(runs / name))
+        name: parts
+        for name, parts in stages_of.items()
+        if all(stage.is_finished for stage in parts)
     }
     absent = [name for name in names if name not in finished]
-    new = {name: run for name, run in finished.items() if name not in present}
+    new = {name: parts for name, parts in finished.items() if name not in present}
     if absent or not new:
         place = runs / absent[0] if absent else runs
         raise InputError(f"{place}: expected a finished run to ship, got none")
-    for name, run in new.items():
-        if compose("train", training_words(name)) != run.config:
-            raise InputError(f"{run.path}: expected a run of {COMMANDS[name][0]}")
-        last = run.rows()[-1]
+    for name, parts in new.items():
+        opened = [Run.open(stage.folder) for stage in parts]
+        for line, stage, run in zip(COMMANDS[name], parts, opened, strict=True):
+            if compose(stage.verb, stage.words) != run.config:
+                raise InputError(f"{run.path}: expected a run of {line}")
+        last_rows = [run.rows()[-1] for run in opened]
+        env_steps = last_rows[-1].get("env_steps")
         commits = commits_file(runs, name).read_text(encoding="utf-8").split()
-        modules, groups = load_modules(run.policy_path())
+        modules, groups = load_modules(opened[-1].policy_path())
         with TemporaryDirectory() as scratch:
             folder = Path(scratch, name)
-            save_policies(modules, groups, folder, env=run.config["env"])
+            save_policies(modules, groups, folder, env=opened[-1].config["env"])
             draw(name, folder)
             measured_card(
                 name,
                 folder,
                 commits=", ".join(dict.fromkeys(commits)),
-                env_steps=int(last["env_steps"]),
-                seconds=round(last["seconds"], 1),
+                env_steps=env_steps and int(env_steps),
+                seconds=round(sum(row["seconds"] for row in last_rows), 1),
             ).write(folder)
             if overwrite and (FOLDER / name).is_dir():
                 shutil.rmtree(FOLDER / name)
             shutil.copytree(folder, FOLDER / name)
         print(FOLDER / name)
-
-
-def _finished(folder: Path) -> Run | None:
-    run = Run.open(folder) if folder.is_dir() else None
-    return run if run is not None and is_finished(run) else None
 
 
 def add_cards(names: Iterable[str], commits: str | None, *, overwrite: bool) -> None:
