@@ -15,7 +15,14 @@ from pathlib import Path
 from gymnasium import spaces
 from markdown_tables import markdown_table
 
-from marl_pool.config.sections import GROUPS, files_of
+from marl_pool.config.sections import (
+    GROUPS,
+    choices_in,
+    content_of,
+    files_of,
+    summary_of,
+    verbs_for,
+)
 from marl_pool.envs import (
     ENVS,
     HEURISTICS,
@@ -147,10 +154,22 @@ def commands(name: str) -> str:
     lines = [f"marl-pool train env={name}{settings} --run-dir {run}"]
     lines.append(f"marl-pool evaluate {run} suite=quick{trusted}")
     lines.append(f"marl-pool render {run}{trusted}")
-    if name in files_of("experiment"):
-        settings = f"--run-dir {run}-preset  # tuned settings"
-        lines.append(f"marl-pool train experiment={name} {settings}")
     return "\n".join(["```bash", *lines, "```"])
+
+
+def presets(name: str) -> Iterator[str]:
+    """Yield a table of the experiments in an environment, if there are any."""
+    rows = [
+        (
+            f"`experiment={option}`",
+            ", ".join(verbs_for("experiment", option)),
+            summary_of(file),
+        )
+        for option, file in sorted(files_of("experiment").items())
+        if choices_in(content_of(file)).get("env") == name
+    ]
+    if rows:
+        yield markdown_table(["preset", "of", "settings"], rows)
 
 
 def page(name: str) -> str:
@@ -179,7 +198,7 @@ def page(name: str) -> str:
     parts += ["## Agents", f"By default{setting}:", table(group_rows(groups))]
     if heuristics := list(scripted(name)):
         parts += ["## Scripted policy", *heuristics]
-    return "\n\n".join([*parts, "## Use", commands(name)]) + "\n"
+    return "\n\n".join([*parts, "## Use", commands(name), *presets(name)]) + "\n"
 
 
 def draw(name: str, file: Path) -> None:

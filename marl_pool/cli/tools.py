@@ -2,7 +2,6 @@
 
 import sys
 from argparse import Namespace
-from itertools import takewhile
 from pathlib import Path
 
 from marl_pool.api.train import compose_run
@@ -61,7 +60,7 @@ def check_env(arguments: Namespace, overrides: list[str]) -> int:
 
 def _summaries(kind: str) -> list[tuple[str, str]]:
     """Return each name of a kind with a line about it."""
-    from marl_pool.config.sections import files_of, registry, verbs_for
+    from marl_pool.config.sections import files_of, registry, summary_of, verbs_for
     from marl_pool.options.signatures import summary
     from marl_pool.pretrained import pretrained_names, pretrained_summary
 
@@ -73,7 +72,7 @@ def _summaries(kind: str) -> list[tuple[str, str]]:
         verbs = {name: ", ".join(verbs_for(group, name)) for name, _ in files}
         width = max(map(len, verbs.values()))
         return [
-            (name, f"{verbs[name]:<{width}} {_first_sentence(file)}".strip())
+            (name, f"{verbs[name]:<{width}} {summary_of(file)}".strip())
             for name, file in files
         ]
     return [(name, summary(target)) for name, target in sorted(registry(kind).items())]
@@ -97,15 +96,6 @@ def _options(kind: str, name: str) -> str:
     if name not in registry(kind):
         raise names.unknown(kind, name, registry(kind))
     return commented_options(kind, name)
-
-
-def _first_sentence(file: Path) -> str:
-    """Return the first sentence of the comment at the top of a YAML file."""
-    lines = takewhile(
-        lambda line: line.startswith("# "), file.read_text("utf-8").splitlines()
-    )
-    text = " ".join(line.removeprefix("# ") for line in lines)
-    return text.partition(". ")[0].partition(": ")[0].removesuffix(".") + "."
 
 
 def show_help(arguments: Namespace, overrides: list[str]) -> int:

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -446,6 +447,15 @@ def _with_bases(option: str, files: Mapping[str, Path]) -> Iterator[dict[str, An
         yield content
         for base in bases_in(content):
             yield from _with_bases(base, files)
+
+
+def summary_of(file: Path) -> str:
+    """Return the first sentence of the comment at the top of a preset's file."""
+    lines = takewhile(
+        lambda line: line.startswith("# "), file.read_text("utf-8").splitlines()
+    )
+    text = " ".join(line.removeprefix("# ") for line in lines)
+    return text.partition(". ")[0].partition(": ")[0].removesuffix(".") + "."
 
 
 def bases_in(content: Mapping[str, Any]) -> list[str]:

@@ -122,7 +122,7 @@ class TokenView(ABC):
         self.shows_tokens = False
         """True if the observations are Dicts of tokens already."""
         self.takes_any_number = False
-        """True if `tokens` converts any number of tokens, not only ``spec.num_tokens``."""
+        """True if `tokens` converts any number of tokens."""
         self.sets: frozenset[str] = frozenset()
         """Parts whose first dimension counts tokens of one kind."""
         self._renumbered: tuple[int, ...] | None = None
