@@ -6,9 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
 
 from benchmarks.common import Row, Size, build, on
 from marl_pool.config import compose
+from marl_pool.runs.run import Run
+from marl_pool.training.cloning.clone import clone
 from marl_pool.training.ppo.runner import EPISODE_RETURNS
 from marl_pool.training.ppo.train import RETURN_WINDOW
 
@@ -18,13 +23,14 @@ class Skill:
     """A mean return between random actions and a scripted policy.
 
     Attributes:
-        overrides: of ``marl-pool train``; ``total_steps`` sets the learning rate.
+        overrides: of the verb; for ``train``, ``total_steps`` sets the learning rate.
         group: name of the group that learns.
         random: mean return of random actions.
         scripted: mean return of the scripted policy.
         fraction: of the way from the one to the other.
         seeds: maximal number of seeds.
         limit: seconds after which a seed has failed.
+        verb: ``train``, or ``clone`` for the most likely actions of a student.
     """
 
     overrides: tuple[str, ...]
@@ -34,6 +40,7 @@ class Skill:
     fraction: float
     seeds: int = 5
     limit: float = 240.0
+    verb: Literal["train", "clone"] = "train"
 
     @property
     def goal(self) -> float:
@@ -59,26 +66,31 @@ SKILLS = {
         limit=600.0,
     ),
     "boxworld": Skill(
-        (
-            "experiment=boxworld",
-            "policy.init_std=0.2",
-            "encoder=transformer",
-            "encoder.dim=16",
-            "encoder.num_layers=2",
-            "encoder.num_heads=4",
-            "encoder.dim_ff=64",
-            "ppo=fast_boxworld",
-            "total_steps=10_000_000",
-        ),
+        ("experiment=boxworld_clone", "clone.play_every=1"),
         group="agent",
         random=0.5,
         scripted=11.0,
-        fraction=0.5,
-        seeds=1,
-        limit=1800.0,
+        fraction=0.8,
+        verb="clone",
+    ),
+    "boxworld_pixels": Skill(
+        ("experiment=boxworld_clone", "env.observation=pixels", "clone.play_every=1"),
+        group="agent",
+        random=0.5,
+        scripted=11.0,
+        fraction=0.8,
+        verb="clone",
+    ),
+    "cartpole": Skill(
+        ("experiment=cartpole_channels_clone", "clone.play_every=1"),
+        group="agent",
+        random=25.0,
+        scripted=600.0,
+        fraction=0.8,
+        verb="clone",
     ),
 }
-"""Skills by task, each with the preset of PPO that is made for it."""
+"""Skills by task, each with the preset that is made for it."""
 
 
 def time_to_skill(name: str) -> Callable[[Size], Iterator[Row]]:
@@ -88,7 +100,8 @@ def time_to_skill(name: str) -> Callable[[Size], Iterator[Row]]:
     def measure(size: Size) -> Iterator[Row]:
         seeds = min(size.seeds, skill.seeds)
         limit = min(size.limit, skill.limit) if size.tiny else skill.limit
-        results = [learn(skill, seed, limit, size.device) for seed in range(seeds)]
+        teach = learn if skill.verb == "train" else imitate
+        results = [teach(skill, seed, limit, size.device) for seed in range(seeds)]
         reached = sorted(result for result in results if result is not None)
         middle = (seeds - 1) // 2
         took, steps = reached[middle] if middle < len(reached) else (None, None)
@@ -96,7 +109,8 @@ def time_to_skill(name: str) -> Callable[[Size], Iterator[Row]]:
         if reached:
             note[-1] += f": {reached[0][0]:.0f} to {reached[-1][0]:.0f} s"
         if steps is not None:
-            note += [f"{steps:,} env steps at the median"]
+            unit = "env steps" if skill.verb == "train" else "batches"
+            note += [f"{steps:,} {unit} at the median"]
         failed = seeds - len(reached)
         note += [f"{failed} failed within {limit:.0f} s or the steps of the run"]
         scale = f"random actions {skill.random:g}, scripted {skill.scripted:g}"
@@ -135,5 +149,31 @@ def learn(
         if streak == 2:
             result = time.perf_counter() - began, steps
     algo.stop()
+    print(f"  seed {seed}: {result}", file=sys.stderr, flush=True)
+    return result
+
+
+def imitate(
+    skill: Skill, seed: int, limit: float, device: str
+) -> tuple[float, int] | None:
+    """Clone until the student's return is the goal; None if the run or time ended.
+
+    The clock starts before the teacher plays. Returns the seconds and batches.
+    """
+    overrides = [*skill.overrides, f"seed={seed}", "threads=1", *on(device)]
+    config = compose("clone", overrides)
+    result, began = None, time.perf_counter()
+    with TemporaryDirectory() as folder:
+        run = Run.create(Path(folder, "run"), config, "clone")
+
+        def should_stop() -> bool:
+            nonlocal result
+            rows, seconds = run.rows(), time.perf_counter() - began
+            if rows and rows[-1]["return_mean"] >= skill.goal:
+                result = seconds, int(rows[-1]["batches"])
+            return result is not None or seconds >= limit
+
+        clone(run, config, should_stop)
+        run.close()
     print(f"  seed {seed}: {result}", file=sys.stderr, flush=True)
     return result

@@ -56,7 +56,7 @@ NAMES = {
     "time_to_skill/simple_centroid",
     "time_to_skill/simple_tag",
     "time_to_skill/simple_spread",
-    "time_to_skill/boxworld",
+    *(f"time_to_skill/{name}" for name in ("boxworld", "boxworld_pixels", "cartpole")),
     "generation/cartpole",
     *(f"generation/cartpole/{peer}" for peer in ("pycma", "vmap", "vmap/longest")),
     "clone/ant",
@@ -111,6 +111,16 @@ tag = replace(tag, overrides=(*tag.overrides, *small), random=0.0, fraction=0.0)
 print(skills.learn(tag, 0, 120.0, "cpu"), tag.goal)
 ray.shutdown()
 """
+IMITATE = """
+from dataclasses import replace
+from benchmarks import skills
+small = "clone.episodes=8", "clone.validation_episodes=4", "clone.iteration_batches=2"
+small += "clone.play_episodes=4", "total_batches=8"
+box = skills.SKILLS["boxworld"]
+box = replace(box, overrides=(*box.overrides, *small))
+print(skills.imitate(replace(box, fraction=-1.0), 0, 120.0, "cpu"))
+print(skills.imitate(replace(box, fraction=2.0), 0, 120.0, "cpu"))
+"""
 
 
 def python(*arguments: str, cwd: Path) -> str:
@@ -163,6 +173,12 @@ def test_times_to_a_goal_are_medians_over_seeds_beside_those_of_torch(
 def test_a_skill_that_random_actions_have_is_learned_in_two_checks():
     # Two iterations of 32 steps: 8 episodes each.
     assert python("-c", LEARN, cwd=SCRIPTS).splitlines()[-1].endswith(", 64) 0.0")
+
+
+def test_a_student_is_measured_until_it_reaches_the_goal_or_its_run_ends():
+    reached, missed = python("-c", IMITATE, cwd=SCRIPTS).splitlines()[-2:]
+    assert reached.endswith(", 2)")
+    assert missed == "None"
 
 
 def test_it_writes_the_table_with_the_peak_memory_of_each_process(tmp_path):
