@@ -14,7 +14,7 @@ SB3 ?= 2.7.0
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run -m )pytest
+PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run -m )pytest --durations=40 --durations-min=5
 PAIR := -n 2 --dist worksteal
 # A file's slow tests share a run, and a worker's files a cluster.
 FILES := -n 2 --dist loadfile
