@@ -158,9 +158,9 @@ def stages(name: str, runs: Path) -> list[Stage]:
         raise InputError(f"expected the name of a training, {choices}, got {name!r}")
     result, folders = [], {}
     for line in COMMANDS[name]:
-        for place, folder in folders.items():
-            line = line.replace(place, str(folder))
         _, verb, *words = shlex.split(line)
+        for place, folder in folders.items():
+            words = [word.replace(f"={place}", f"={folder}") for word in words]
         folder = runs.absolute() / name
         if RUN_DIR in words:
             *words, _, place = words
@@ -206,20 +206,21 @@ def ship(runs: Path, names: Sequence[str], *, overwrite: bool) -> None:
     for name in names:
         if name in present:
             raise InputError(f"{name} is in the package already: expected --replace")
-    stages_of = {name: stages(name, runs) for name in names or trainable()}
     finished = {
-        name: parts
-        for name, parts in stages_of.items()
-        if all(stage.is_finished for stage in parts)
+        name: stages(name, runs)
+        for name in names or trainable()
+        if all(stage.is_finished for stage in stages(name, runs))
     }
     absent = [name for name in names if name not in finished]
-    new = {name: parts for name, parts in finished.items() if name not in present}
+    new = {name: chain for name, chain in finished.items() if name not in present}
     if absent or not new:
         place = runs / absent[0] if absent else runs
         raise InputError(f"{place}: expected a finished run to ship, got none")
-    for name, parts in new.items():
-        opened = [Run.open(stage.folder) for stage in parts]
-        for line, stage, run in zip(COMMANDS[name], parts, opened, strict=True):
+    for name, stages_of_policy in new.items():
+        opened = [Run.open(stage.folder) for stage in stages_of_policy]
+        for line, stage, run in zip(
+            COMMANDS[name], stages_of_policy, opened, strict=True
+        ):
             if compose(stage.verb, stage.words) != run.config:
                 raise InputError(f"{run.path}: expected a run of {line}")
         last_rows = [run.rows()[-1] for run in opened]

@@ -184,10 +184,23 @@ def check_group(
     checked = check_options(where, values, options, cls)
     for part, group_name in group.parts.items():
         if checked.get(part) is not None:  # some classes do without, by null
+            leader = checked.get(group.leaders.get(part, "")) or {}
             checked[part] = check_group(
-                f"{where}.{part}", checked[part], GROUPS[group_name], group_name
+                f"{where}.{part}",
+                _with_followed(checked[part], GROUPS[group_name], leader),
+                GROUPS[group_name],
+                group_name,
             )
     return {"name": name, **checked}
+
+
+def _with_followed(config: Any, group: Group, leader: Mapping[str, Any]) -> Any:
+    """Give a part the options in which it follows another, unless they are set."""
+    name = str(config.get("name")) if isinstance(config, Mapping) else ""
+    if name not in group.names():  # which is reported later
+        return config
+    keys = group.follows.keys() & options_of(group.cls(name), group.context).keys()
+    return {**{key: leader[key] for key in keys if key in leader}, **config}
 
 
 def _name_of(where: str, config: Any, group: Group, kind: str) -> str:

@@ -63,6 +63,7 @@ class Group:
             config group whose names it takes.
         follows: options that take their default from another section, each with the
             interpolation.
+        leaders: parts that follow another part in its place.
     """
 
     registry: str
@@ -71,6 +72,7 @@ class Group:
     optional: bool = False
     parts: Mapping[str, str] = field(default_factory=dict)
     follows: Mapping[str, str] = field(default_factory=dict)
+    leaders: Mapping[str, str] = field(default_factory=dict)
 
     def names(self) -> Mapping[str, str]:
         """Return the registry."""
@@ -144,7 +146,9 @@ STUDENT = replace(
     GROUPS["policy"],
     registry="marl_pool.policies:POLICIES",
     base="marl_pool.policies.base:SequencePolicy",
+    context={"spec", "action_space", "seed", "dropout", "token_dropout"},
     parts={"encoder": "encoder", "pooling": "pooling"},
+    leaders={"pooling": "encoder"},
 )
 """The policy that learns by cloning."""
 SETTINGS = {

@@ -112,7 +112,8 @@ class PretrainedCard:
     Attributes:
         commands: that trained it, one after the other, in a shell.
         commit: of the checkout that trained it, or that added it to the package.
-        env_steps: steps of environments, or None where they were not counted.
+        env_steps: steps of environments in the last of the runs, or None where they
+            were not counted.
         seconds: of training on one core beside other work, or None.
         parameters: their number, of all modules.
         weights: SHA-256 of the file of weights.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_pool.files.atomic import discard
 from marl_pool.files.hub import is_hub
-from marl_pool.pretrained import pretrained_path
+from marl_pool.pretrained import PREFIX, pretrained_path
 from marl_pool.runs.metrics import free
 from marl_pool.utils.errors import InputError
 
@@ -91,7 +91,7 @@ def find_standalone(
                 f"{pretrained!r} and {path}"
             )
         folder = pretrained_path(pretrained)
-        name, source = pretrained, f"pretrained={pretrained}"
+        name, source = pretrained, f"{PREFIX}{pretrained}"
     elif path is None:
         return None
     elif is_hub(path):

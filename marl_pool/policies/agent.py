@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 from typing_extensions import override
 
 from marl_pool.kernels.functional import tanh
+from marl_pool.networks.set_network import present_padding
 from marl_pool.policies.actions import (
     ActionSpec,
     mask_logits,
@@ -21,7 +22,6 @@ from marl_pool.policies.actions import (
 from marl_pool.policies.base import Decision, Policy, SequencePolicy, State
 from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Mask, Tokens, TokenSpec
-from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Stream
 
@@ -42,6 +42,8 @@ class Agent(SequencePolicy):
     """
 
     recurrent = False
+    hidden_dim: int = 0
+    """H, width of the last hidden layer of `unroll_hidden`; 0 without that method."""
 
     def __init__(
         self, spec: TokenSpec, action_space: spaces.Space | ActionSpec, **options: Any
@@ -82,7 +84,7 @@ class Agent(SequencePolicy):
     def unroll_logits(
         self, tokens: Tokens, prev_action: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
-        return self(tokens.features, plain_padding(tokens), prev_action, memory)
+        return self(tokens.features, present_padding(tokens), prev_action, memory)
 
     def forward(self, *arguments: Any) -> tuple[Tensor, Memory]:
         """Call `unroll`."""
@@ -156,7 +158,7 @@ class Agent(SequencePolicy):
     ) -> tuple[Tensor, Mask, Tensor, Memory]:
         """Return the arguments of `unroll` for one step of a batch of tokens."""
         sequences, prev_action, memory = self.single_step(tokens, state)
-        return sequences.features, plain_padding(sequences), prev_action, memory
+        return sequences.features, present_padding(sequences), prev_action, memory
 
     def scale_features(
         self, features: Tensor, padding: Mask, dtype: torch.dtype | None = None
@@ -185,13 +187,6 @@ class Agent(SequencePolicy):
                 f"tokens, got {count}"
             )
         return missing
-
-
-def plain_padding(tokens: Tokens) -> Mask:
-    """Return the padding, or None where it may be read and nothing is padded."""
-    if may_read(tokens.padding) and not tokens.padding.any():
-        return None
-    return tokens.padding
 
 
 def to_vector(agent: Agent) -> Tensor:

@@ -214,9 +214,6 @@ class SpecifiedPolicy(Policy):
 class SequencePolicy(SpecifiedPolicy):
     """A policy that can be cloned: it decides on whole sequences at once."""
 
-    hidden_dim: int = 0
-    """H, width of a hidden layer that an auxiliary head can read; 0 for none."""
-
     @abstractmethod
     def unroll_logits(
         self, tokens: Tokens, prev_action: Tensor, memory: Memory

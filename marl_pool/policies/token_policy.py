@@ -32,7 +32,10 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Stream
 
-ENCODER, POOLING_HEAD = {"name": "transformer"}, {"name": "ada"}
+ENCODER = {"name": "transformer"}
+"""Default encoder."""
+HEAD = {"name": "ada"}
+"""Default pooling head."""
 
 
 class PointerInput(NamedTuple):
@@ -120,7 +123,7 @@ class TokenPolicy(SequencePolicy):
         action_space: spaces.Space | ActionSpec,
         *,
         encoder: NamedOptions = ENCODER,
-        pooling: NamedOptions = POOLING_HEAD,
+        pooling: NamedOptions = HEAD,
         action: Literal["head", "select"] = "head",
         type_embedding: SizeOrZero = 4,
         head_hidden: Sequence[Size] = (32, 32),

@@ -1,5 +1,6 @@
 """Policies that a training reads: of groups that do not learn, and to start with."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import torch
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.scripted import is_scripted, scripted_policy
+from marl_pool.files.hub import is_hub
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.storage import CONFIG, load_modules
 from marl_pool.pretrained import PREFIX, pretrained_path
@@ -77,29 +79,30 @@ def build_fixed(
 
 
 def load_saved(
-    source: str, group: str, plugins: Sequence[str], others: str = ""
+    source: str, group: str, plugins: Sequence[str], alternatives: str = ""
 ) -> SpecifiedPolicy:
     """Read a group's policy, whose parameters get no gradient.
 
     The only policy of a folder is taken whatever its group.
 
     Args:
-        source: folder of a policy or run, or ``pretrained=NAME``.
+        source: folder of a policy or run, ``pretrained=NAME`` or ``hf://…``.
         group: name of the group.
         plugins: ``package.module:Class`` names that the folder may use.
-        others: for messages, what else might have been given.
+        alternatives: for messages, what else might have been given.
 
     Raises:
         InputError: no such folder, or no policy for this group in it.
     """
     # Find the policy's folder.
+    folder: str | Path = source if is_hub(source) else os.path.expanduser(source)
     if source.startswith(PREFIX):
         folder = pretrained_path(source.removeprefix(PREFIX))
-    elif ((folder := Path(source).expanduser()) / RUN_CONFIG).is_file():
+    elif Path(folder, RUN_CONFIG).is_file():
         folder = Run.open(folder).policy_path("best")
-    elif not (folder / CONFIG).is_file():
+    elif not is_hub(source) and not Path(folder, CONFIG).is_file():
         raise InputError(
-            f"expected {others}{PREFIX}NAME or the folder of a policy or run, "
+            f"expected {alternatives}{PREFIX}NAME or the folder of a policy or run, "
             f"got {source!r}"
         )
     modules, groups = load_modules(folder, plugins=plugins)
@@ -134,22 +137,25 @@ def validate_same_parameters(
     """Reject a policy whose parameters cannot be those of a run's policy.
 
     Raises:
-        InputError: another class, or parameters of other names or shapes.
+        InputError: another class, other tokens or actions, or parameters of other names
+            or shapes.
     """
     if type(saved) is not type(policy):
         raise InputError(
             f"expected a {type(policy).__name__}, {source} is a {type(saved).__name__}"
         )
-    shapes = {name: tuple(part.shape) for name, part in policy.named_parameters()}
-    for name, part in saved.named_parameters():
+    if reason := saved.mismatch(policy.spec, policy.actions):
+        raise InputError(f"{source} does not fit the group: {reason}")
+    shapes = {name: tuple(tensor.shape) for name, tensor in policy.named_parameters()}
+    for name, tensor in saved.named_parameters():
         shape = shapes.pop(name, None)
-        if shape != tuple(part.shape):
+        if shape != tuple(tensor.shape):
             raise InputError(
                 f"{source} has another {name} than the run's policy: expected "
-                f"{shape or 'none'}, got {tuple(part.shape)}"
+                f"{'none' if shape is None else shape}, got {tuple(tensor.shape)}"
             )
     if shapes:
-        raise InputError(f"{source} has no {', '.join(shapes)}")
+        raise InputError(f"{source} has no {next(iter(shapes))}")
 
 
 def zero_tokens(spec: TokenSpec, batch: int) -> Tokens:

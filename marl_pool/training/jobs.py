@@ -1,11 +1,13 @@
 """Jobs: what each verb trains, how much of it a run has, and what may change."""
 
+import os
 import pkgutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marl_pool.files.hub import is_hub
 from marl_pool.options.signatures import show
 from marl_pool.pretrained import PREFIX
 from marl_pool.runs.run import CONFIG, Run
@@ -133,6 +135,8 @@ JOBS = {
     ),
 }
 """Jobs by verb."""
+STARTS = ("policy", "zeros")
+"""Starts of an evolution that are no folders."""
 RUN_CONTROL = ("threads", "kernels", "data_dir", "download")
 """Keys that a resumed trial may change, besides its verb's `Job.controls`."""
 
@@ -212,23 +216,23 @@ def with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:
     """Make folders of saved policies absolute, to resume anywhere."""
     result = dict(config)
     if fixed := config.get("fixed"):
-        from marl_pool.envs.scripted import is_scripted  # loads torch
-
-        result["fixed"] = {
-            group: source
-            if is_scripted(source) or source.startswith(PREFIX)
-            else _absolute(source)
-            for group, source in fixed.items()
-        }
+        result["fixed"] = {group: _absolute(source) for group, source in fixed.items()}
     for key in ("teacher", "init"):
-        # Other values are names.
-        if (source := config.get(key)) and Path(source).expanduser().is_dir():
+        if source := config.get(key):
             result[key] = _absolute(source)
     return result
 
 
-def _absolute(folder: str) -> str:
-    return str(Path(folder).expanduser().absolute())
+def _absolute(source: str) -> str:
+    """Return the absolute path of a folder that may be gone, or a name as it is."""
+    if source in STARTS or source.startswith(PREFIX) or is_hub(source):
+        return source
+    from marl_pool.envs.scripted import is_scripted  # loads torch
+    from marl_pool.training.cloning import TEACHERS
+
+    if is_scripted(source) or source in TEACHERS:
+        return source
+    return os.path.abspath(os.path.expanduser(source))
 
 
 def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

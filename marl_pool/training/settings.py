@@ -184,10 +184,12 @@ class TrainSettings(EpisodeRunConfig):
     """Group that learns → name of its module, or None for one module each."""
     fixed: dict[str, str] | None = None
     """Group that does not learn → heuristic, random, package.module:Class of a
-    policy, or the folder of a policy or run to freeze. With None all groups learn."""
+    policy, or the policy to freeze: the folder of a policy or run, pretrained=NAME or
+    hf://…. With None all groups learn."""
     init: str | None = None
-    """Start of the training: the folder of a policy or run, or pretrained=NAME, whose
-    policies of these groups are of the same form. With None weights are random."""
+    """Policies to start with, of the same form: the folder of a policy or run,
+    pretrained=NAME or hf://…. The only policy of a folder starts all groups. With None
+    the initial weights are random."""
     plugins: list[PlugIn] = field(default_factory=list)
     """``package.module:Class`` names that folders of frozen or initial policies may
     use."""
@@ -252,8 +254,8 @@ class EvolveSettings(EpisodeRunConfig):
     """Settings of an evolution run itself, not of one of its parts."""
 
     init: str = "policy"
-    """Start of the search: policy (the agent's initial weights), zeros, or the folder
-    of a policy or run."""
+    """Start of the search: policy (the agent's initial weights), zeros, the folder of a
+    policy or run, pretrained=NAME or hf://…."""
     plugins: list[PlugIn] = field(default_factory=list)
     """``package.module:Class`` names that the folder ``init`` may use."""
     repetitions: Episodes = 16

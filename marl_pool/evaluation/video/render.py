@@ -31,6 +31,7 @@ from marl_pool.files.hub import HubFolder, is_hub
 from marl_pool.options.types import Options
 from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
+from marl_pool.pretrained import PREFIX
 from marl_pool.rollout import Rollout, Transition
 from marl_pool.tokens import SELF_TYPE, Tokens, identity_origin
 from marl_pool.utils.errors import InputError
@@ -242,7 +243,7 @@ def render_run(
     target = load_target(run, settings, env=env, plugins=plugins)
     path = run.new_video_path(video_name(perturbation), f".{settings.format}")
     # A run that was made to hold a policy has the policy's name.
-    source = str(run.config.get("policy_from") or "").removeprefix("pretrained=")
+    source = str(run.config.get("policy_from") or "").removeprefix(PREFIX)
     hub_name = HubFolder.parse(source).name if is_hub(source) else ""
     name = hub_name or Path(source).name or run.path.name
     write_video(path, {name: target}, settings, perturbation)

@@ -19,7 +19,6 @@ from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import Perturbation, validate_no_ramp
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies, save_policy
-from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.runs.run import LOSS, RETURN, Run, iteration_of
 from marl_pool.training.cloning.dataset import FOLDER, CloneDataset
@@ -144,10 +143,9 @@ class CloningMethod(TrainingMethod):
         # Build the student: a recurrent one learns from sequences, others from steps.
         group = groups[self.roles.group]
         self.student = make_student(config, group)
-        is_pointer = isinstance(self.student, TokenPolicy) and self.student.selection
-        if is_pointer and config.perturbation.name != "none":
+        if self.student.actions.selects and config.perturbation.name != "none":
             raise InputError(
-                "perturbation: expected none with policy.action=select, since labels "
+                "perturbation: expected none where actions select tokens, since labels "
                 f"count the tokens as they were, got {config.perturbation.name}"
             )
         memory = self.student.initial_memory(1, group.tokens.num_tokens)

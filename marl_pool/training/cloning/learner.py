@@ -11,11 +11,15 @@ from torch.utils._pytree import tree_map_only
 
 from marl_pool.compiled import compile
 from marl_pool.envs.base import AgentGroup
-from marl_pool.networks.set_network import seeded, validate_state
+from marl_pool.networks.set_network import (
+    present_padding,
+    seeded,
+    validate_state,
+)
 from marl_pool.options.construction import build
 from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec, log_prob, mask_logits
-from marl_pool.policies.agent import Agent, plain_padding
+from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import SequencePolicy
 from marl_pool.pooling.base import Memory
 from marl_pool.training.cloning.sampler import SequenceBatch
@@ -78,10 +82,10 @@ def losses(
 ) -> Tensor:
     r"""Compute losses ``(B, T)``, zero at steps that are not valid.
 
-    For a policy with an action distribution that is not one choice, the loss is the
-    negative log-likelihood of the teacher's action. For a deterministic one, the loss
-    of a box is the squared error, averaged over the action's components, to which the
-    cross-entropies of choices are added. For one choice it is
+    Where the action is not one choice, the loss is the negative log-likelihood of the
+    teacher's action if the student has a distribution; if it is deterministic, the
+    squared error of a box, averaged over the action's components, to which the
+    cross-entropies of choices are added. For one choice the loss is
 
     .. math:: w\, H(p, \pi) + \rho \sum_a \pi(a) (\max_b q_b - q_a)
 
@@ -169,7 +173,7 @@ def make_auxiliary_head(
     weight = config.clone.auxiliary
     if not weight:
         return None
-    if not student.hidden_dim:
+    if not isinstance(student, Agent) or not student.hidden_dim:
         raise InputError(
             f"clone.auxiliary: expected 0 with policy={config.policy.name},"
             f" which exposes no hidden layer, got {weight:g}"
@@ -273,7 +277,7 @@ class Learner:
             else:
                 assert isinstance(self.student, Agent)
                 outputs, hidden, memory = self.student.unroll_hidden(
-                    tokens.features, plain_padding(tokens), prev_action, memory
+                    tokens.features, present_padding(tokens), prev_action, memory
                 )
         # Compare actions and, with a head, predictions of the privileged targets.
         actions = self.student.actions

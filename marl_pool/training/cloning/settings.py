@@ -123,12 +123,13 @@ class CloneRunSettings(EpisodeRunConfig):
     """Settings of the run itself, not of one of its parts."""
 
     teacher: str | None = None
-    """Teacher: the folder of a run or policy, heuristic, a registered teacher
-    such as value_table (Pong only), or package.module:Class of a policy. It has to be
-    given."""
+    """Teacher: heuristic, a registered teacher such as value_table (Pong only),
+    package.module:Class of a policy, the folder of a run or policy, pretrained=NAME or
+    hf://…. It has to be given."""
     fixed: dict[str, str] | None = None
     """Group that is not cloned → heuristic, random, package.module:Class of a
-    policy, or the folder of a policy or run. None if there is only one group."""
+    policy, the folder of a policy or run, pretrained=NAME or hf://…. None if there is
+    only one group."""
     plugins: list[PlugIn] = field(default_factory=list)
     """``package.module:Class`` names that these folders may use."""
     total_batches: PositiveInt = 5000

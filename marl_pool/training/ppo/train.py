@@ -153,9 +153,9 @@ class PPOMethod(TrainingMethod):
             )
         with ray, errors_to(self.run):
             self.algo = self._build()
-            if self.initial_weights:
-                set_weights(self.algo, self.initial_weights)
             try:
+                if self.initial_weights:
+                    set_weights(self.algo, self.initial_weights)
                 # Building the algorithm can set the number of threads.
                 torch.set_num_threads(self.config.threads)
                 yield

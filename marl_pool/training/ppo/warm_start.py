@@ -54,7 +54,7 @@ def load_initial_weights(
             saved = load_saved(config.init, group, plugins).eval()
             _copy_weights(saved, policy, config.init)
         except InputError as error:
-            raise InputError(f"init: {error}") from error
+            raise InputError(f"init: {group}: {error}") from error
         weights[module] = policy.state_dict()
     return weights
 
@@ -63,7 +63,7 @@ def set_weights(algo: BatchedPPO, weights: Mapping[str, Weights]) -> None:
     """Give learners and runners the policies' weights; critics of teams keep theirs."""
     modules = algo.learner_group.get_weights()
     for name, policy in weights.items():
-        modules[name] |= {f"policy.{key}": part for key, part in policy.items()}
+        modules[name] |= {f"policy.{key}": tensor for key, tensor in policy.items()}
     algo.learner_group.set_weights(modules)
     algo.env_runner_group.sync_weights(
         from_worker_or_learner_group=algo.learner_group, inference_only=True
@@ -74,31 +74,33 @@ def _copy_weights(saved: SpecifiedPolicy, policy: TokenPolicy, source: str) -> N
     """Copy all weights.
 
     Raises:
-        InputError: a policy of another class, for other tokens or actions, with other
-            parameters, or one that computes something else with them.
+        InputError: a policy of another class or with other options, for other tokens
+            or actions, or with other parameters.
     """
-    if reason := saved.mismatch(policy.spec, policy.actions):
-        raise InputError(f"{source} does not fit the group: {reason}")
+    if differences := "; ".join(_differences(policy.config, saved.config)):
+        raise InputError(f"{source} is of another form: expected {differences}")
     validate_same_parameters(saved, policy, source)
     policy.load_state_dict(saved.state_dict())
-    # Some options, such as the number of heads, change no shape.
+    # Options that one of the two does not name may still differ.
     tokens = _trial_tokens(policy.spec)
     with torch.no_grad():
-        same = map(torch.allclose, saved(tokens), policy(tokens))
-    if not all(same):
-        differences = "; ".join(_differences(policy.config, saved.config))
-        raise InputError(f"{source} computes something else: expected {differences}")
+        outputs = zip(saved(tokens), policy(tokens), strict=True)
+    is_same = (torch.allclose(*pair, 1e-3, 1e-6, equal_nan=True) for pair in outputs)
+    if not all(is_same):
+        raise InputError(f"{source} computes something else with the same weights")
 
 
 def _differences(
     expected: Mapping[str, Any], actual: Mapping[str, Any], path: str = ""
 ) -> Iterator[str]:
-    """Yield the options that two policies of the same shapes set to other values."""
+    """Yield the options that two policies set to other values, by their keys."""
     for key, value in expected.items():
-        if isinstance(value, Mapping) and isinstance(actual.get(key), Mapping):
-            yield from _differences(value, actual[key], f"{path}{key}.")
-        elif key in actual and key not in SPACES and actual[key] != value:
-            yield f"{path}{key} = {value}, got {actual[key]}"
+        if key not in actual or key in SPACES:
+            continue
+        if isinstance(value, Mapping) and isinstance(actual[key], Mapping):
+            yield from _differences(value, actual[key], f"{key}.")
+        elif actual[key] != value:
+            yield f"{path or 'policy.'}{key} = {value}, got {actual[key]}"
 
 
 def _trial_tokens(spec: TokenSpec) -> Tokens:

@@ -22,6 +22,8 @@ from marl_pool.training.cloning.clone import clone
 from marl_pool.training.cloning.learner import Learner
 from marl_pool.training.cloning.sampler import SequenceBatch
 from marl_pool.training.cloning.settings import CloneSettings
+from marl_pool.training.ppo.train import PPOMethod
+from marl_pool.training.settings import TrainConfig
 
 SPEC = TokenSpec(4, 3, ("self", "prey", "rock"))
 BOX = spaces.Box(np.float32([-1, -2]), np.float32([1, 4]))
@@ -147,7 +149,7 @@ def test_a_pointer_is_cloned_by_the_tokens_that_its_teacher_selects(tmp_path):
     ]
     run = cloned(tmp_path / "run", *overrides, "total_batches=60")
     assert run.rows()[-1]["accuracy"] > run.rows()[0]["accuracy"]
-    with pytest.raises(InputError, match="perturbation: expected none with policy.act"):
+    with pytest.raises(InputError, match="perturbation: expected none where actions"):
         cloned(tmp_path / "shuffled", *overrides, "perturbation=shuffle")
 
 
@@ -166,6 +168,19 @@ def test_a_users_file_may_build_on_the_policy(tmp_path):
     assert policy["name"] == "token"
     assert policy["init_std"] == 0.1
     assert policy["encoder"]["num_layers"] == 1
+
+
+@pytest.mark.parametrize("pooling", ["ada", "pma", "max"])
+def test_a_training_with_default_options_starts_from_a_clone_with_them(
+    tmp_path, pooling
+):
+    run = cloned(tmp_path / "clone", f"policy.pooling={pooling}", "total_batches=2")
+    words = ["env=simple_spread", "encoder.dim_ff=16", f"pooling={pooling}"]
+    words.append("ppo.batch_size=1920")  # a multiple of 64 environments of 3 agents
+    config = compose("train", [*words, f"init={run.path}"])
+    settings = TrainConfig.from_plain(config)
+    method = PPOMethod(Run.create(tmp_path / "run", config), settings, None)
+    assert method.initial_weights.keys() == {"agent"}
 
 
 @pytest.mark.slow
