@@ -136,6 +136,9 @@ AIMS = {
     "install/import": "+0 s",
     "time_to_return/simple_centroid": "30 s",
     "time_to_skill/simple_centroid": "3.5 ×",
+    "time_to_skill/boxworld": "15 min",
+    "time_to_skill/boxworld_pixels": "45 min",
+    "time_to_skill/cartpole": "5 min",
 }
 """Aims by row, as the table shows them; a factor is one of the column ratio. Trained
 weights have the aims of initial ones."""
