@@ -46,7 +46,7 @@ def test_a_page_tells_all_that_there_is_to_tell(script):
         "| `env.num_frames` | `1` | an integer >= 1 | consecutive readings",
         "| `agent` | 1 | 5 | 1 | `channel` | 1 number in [-1, 1] |",
         "linear-quadratic regulator",
-        "marl-pool train experiment=cartpole",
+        "| `experiment=cartpole` | train, sweep |",
         "marl-pool evaluate runs/cartpole",
         "marl-pool render runs/cartpole",
     ):
