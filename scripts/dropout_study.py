@@ -6,13 +6,15 @@
 `collect` reads the configurations and metrics of the runs in a folder, every tenth
 iteration. `table` prints, for each cell, the final return of each seed, their mean and
 interquartile mean with bootstrap intervals, and the probability that a run of the cell
-returns more than one of AdaPool. A final return is the mean over the last tenth of the
-recorded iterations.
+returns more than one of AdaPool; then AdaPool's lead over each head, by dropout. A
+final return is the mean over the last tenth of the recorded iterations.
 """
 
 from argparse import ArgumentParser
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import yaml
 from markdown_tables import markdown_table
@@ -96,6 +98,44 @@ def markdown(table: pd.DataFrame) -> str:
     return markdown_table(head, rows)
 
 
+def lead(finals: pd.Series) -> tuple[float, float]:
+    """Compare AdaPool with one other head, over the levels, by permutation.
+
+    Args:
+        finals: final returns of the two heads, by level, head and seed.
+
+    Returns:
+        AdaPool's lead, the mean over levels, and its two-sided p-value: the share of
+        all exchanges of seeds between the heads, within levels, whose lead is as large.
+    """
+    observed, leads = 0.0, np.zeros(1)
+    for _, level in finals.groupby(level="counts"):
+        is_reference = level.index.get_level_values("pooling") == REFERENCE
+        returns, count = level.to_numpy(), int(is_reference.sum())
+        sums = np.array([sum(subset) for subset in combinations(returns, count)])
+        rest = (returns.sum() - sums) / (len(returns) - count)
+        leads = np.add.outer(leads, sums / count - rest).ravel()
+        observed += returns[is_reference].mean() - returns[~is_reference].mean()
+    num_levels = finals.index.get_level_values("counts").nunique()
+    p_value = (np.abs(leads) >= abs(observed) - 1e-9).mean()
+    return observed / num_levels, float(p_value)
+
+
+def leads_text(table: pd.DataFrame) -> str:
+    """Return a line for each dropout and head."""
+    finals, lines = final_returns(table), []
+    for dropout, returns in finals.groupby(level="dropout"):
+        heads = returns.index.get_level_values("pooling")
+        for head in sorted({*heads} - {REFERENCE}):
+            pair = returns[heads.isin([REFERENCE, head])].droplevel("dropout")
+            difference, p_value = lead(pair)
+            lines.append(
+                f"dropout {dropout:g}: {REFERENCE} leads {head} by {difference:.2f}, "
+                f"p = {p_value:.3f}"
+            )
+    return "\n".join(lines)
+
+
 def _interval(value: float, low: float, high: float) -> str:
     between = "" if low != low else f" ({low:.2f} to {high:.2f})"
     return f"{value:.2f}{between}"
@@ -152,6 +192,7 @@ def main() -> None:
             raise InputError(f"{arguments.source}: no such file")
         table = pd.read_csv(arguments.source)
         print(markdown(table))
+        print(leads_text(table))
         if arguments.out is not None:
             draw(table, arguments.out)
 
