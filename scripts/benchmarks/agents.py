@@ -2,12 +2,14 @@
 
 import statistics
 from collections.abc import Iterator
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Adam, Optimizer
+from torch.utils._pytree import tree_map_only
 
 from benchmarks.common import Row, Size, compare, seconds
 from marl_pool.config import compose
@@ -17,7 +19,7 @@ from marl_pool.policies.agent import load_vector, to_vector
 from marl_pool.policies.sensory import Sensory
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.rollout import Rollout
-from marl_pool.tokens import TokenSpec
+from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.learner import Learner
 from marl_pool.training.cloning.sampler import SequenceBatch
 from marl_pool.training.cloning.settings import CloneSettings
@@ -149,7 +151,7 @@ def _learn_plainly(
     """Take a gradient step on each trajectory."""
     for row in rows:
         optimizer.zero_grad(set_to_none=True)
-        outputs = plain(row.features[0], row.prev_action[0])
+        outputs = plain(row.tokens.features[0], row.prev_action[0])
         mse_loss(outputs, row.label[0]).backward()
         clip_grad_norm_(plain.parameters(), 0.1)
         optimizer.step()
@@ -169,17 +171,20 @@ def cloning(size: Size) -> Iterator[Row]:
         seed=0,
     ).to(size.device)
     generator = torch.Generator().manual_seed(0)
+    shape = (count, steps, 28)
     batch = SequenceBatch(
-        features=torch.randn(count, steps, 28, 1, generator=generator),
-        padding=None,
+        tokens=Tokens(
+            torch.randn(*shape, 1, generator=generator),
+            torch.zeros(shape, dtype=torch.int64),
+            torch.zeros(shape, dtype=torch.bool),
+        ),
         prev_action=torch.rand(count, steps, 8, generator=generator) * 2 - 1,
         label=torch.rand(count, steps, 8, generator=generator) * 2 - 1,
         logits=None,
         valid=torch.ones(count, steps, dtype=torch.bool),
     ).to(size.device)
     rows = [
-        SequenceBatch._make(part if part is None else part[i : i + 1] for part in batch)
-        for i in range(count)
+        tree_map_only(Tensor, itemgetter(slice(i, i + 1)), batch) for i in range(count)
     ]
     learner = Learner(student, CloneSettings(grad_clip=0.1))
     plain = PlainStudent(student).to(size.device)

@@ -26,6 +26,7 @@ from marl_pool.policies.actions import ActionSpec, mask_logits, most_likely
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.runs.run import Run
+from marl_pool.tokens import Tokens
 from marl_pool.training.cloning.clone import clone
 from marl_pool.training.cloning.learner import losses
 from marl_pool.training.cloning.sampler import SequenceBatch
@@ -431,13 +432,16 @@ def test_illegal_options_have_no_regret():
     spec, mask = ActionSpec(n=3), torch.tensor([[[True, True, False]]])
     logits = mask_logits(torch.tensor([[[1.0, 3.0, 9.0]]]), mask)
     batch = SequenceBatch(
-        features=torch.zeros(1, 1, 2, 1),
-        padding=None,
+        tokens=Tokens(
+            torch.zeros(1, 1, 2, 1),
+            torch.zeros(1, 1, 2, dtype=torch.int64),
+            torch.zeros(1, 1, 2, dtype=torch.bool),
+            mask,
+        ),
         prev_action=torch.zeros(1, 1, 3),
         label=torch.tensor([[1]]),
         logits=logits,
         valid=torch.ones(1, 1, dtype=torch.bool),
-        action_mask=mask,
     )
     outputs = mask_logits(torch.zeros(1, 1, 3), mask)
     settings = CloneSettings(expected_regret=1.0, margin_weighting=4.0)
