@@ -141,7 +141,6 @@ def trainable() -> list[str]:
         name
         for name, lines in COMMANDS.items()
         if all(line.startswith((TRAIN, CLONED)) for line in lines)
-        and PLAYER not in lines
     ]
 
 
