@@ -39,6 +39,7 @@ from marl_pool.config.sections import (
     files_of,
     is_packaged,
     options_for,
+    suits,
     typed,
     unsuited,
 )
@@ -246,12 +247,10 @@ def _choose(
 def _option(verb: str, override: Override, folder: Path | None) -> str:
     """Return the option of a group that the user chose, checked."""
     kind, group, value = VERBS[verb], override.key, override.value
-    options = options_for(verb, group, folder)
     if not isinstance(value, str):
-        raise InputError(
-            f"{group}: expected one of {', '.join(options)}, got {show(value)}"
-        )
-    if value in options:
+        options = ", ".join(options_for(verb, group, folder))
+        raise InputError(f"{group}: expected one of {options}, got {show(value)}")
+    if suits(verb, group, value, folder):
         return value
     # It may be the name of a class, where a registry has such names.
     section = None if group in kind.presets else kind.section(group)
@@ -260,7 +259,8 @@ def _option(verb: str, override: Override, folder: Path | None) -> str:
         *files_of(group, folder),
     }:
         raise unsuited(verb, group, value, folder)
-    names.target(value, {**section.names(), **dict.fromkeys(options, "")}, group)
+    choices = {**section.names(), **dict.fromkeys(options_for(verb, group, folder), "")}
+    names.target(value, choices, group)
     return value
 
 

@@ -335,23 +335,27 @@ def built_in(group: str) -> list[str]:
 
 
 def options_for(verb: str, group: str, config_dir: Path | None = None) -> list[str]:
-    """List the options of a config group that suit a verb.
+    """List the options of a config group that suit a verb."""
+    options = sorted({*built_in(group), *files_of(group, config_dir)})
+    return [option for option in options if suits(verb, group, option, config_dir)]
+
+
+def suits(verb: str, group: str, option: str, config_dir: Path | None = None) -> bool:
+    """Return whether an option of a config group suits a verb.
 
     An option with a ``name`` suits the verbs that construct a registered class from
     its section, another the verbs that do not. A preset suits the verbs that have all
     the groups and options that it chooses, and all the keys that it sets.
     """
     files = files_of(group, config_dir)
-
-    def suits(option: str) -> bool:
-        try:
-            if group in VERBS[verb].presets:
-                return not _preset_misfit(verb, option, files, config_dir)
-            return _option_suits(verb, group, option, files)
-        except InputError:  # a broken file, which is an error only where it is used
-            return False
-
-    return [option for option in sorted({*built_in(group), *files}) if suits(option)]
+    if option not in files and option not in built_in(group):
+        return False
+    try:
+        if group in VERBS[verb].presets:
+            return not _preset_misfit(verb, option, files, config_dir)
+        return _option_suits(verb, group, option, files)
+    except InputError:  # a broken file, which is an error only where it is used
+        return False
 
 
 def verbs_for(group: str, option: str, config_dir: Path | None = None) -> list[str]:
@@ -359,8 +363,7 @@ def verbs_for(group: str, option: str, config_dir: Path | None = None) -> list[s
     return [
         typed(verb)
         for verb, kind in VERBS.items()
-        if group in kind.config_groups
-        and option in options_for(verb, group, config_dir)
+        if group in kind.config_groups and suits(verb, group, option, config_dir)
     ]
 
 
@@ -416,6 +419,8 @@ def _preset_misfit(
         # Presets that choose each other would ask for each other's options for ever.
         if group in kind.presets:
             options = sorted(files_of(group, config_dir))
+        elif value is not None and suits(verb, group, value, config_dir):
+            continue
         else:
             options = options_for(verb, group, config_dir)
         if value not in options:
