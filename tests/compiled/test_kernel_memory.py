@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,14 @@ sys.exit(pytest.main(sys.argv[2:]))
 """
 
 
-TESTS = [
-    ROOT / "tests" / "compiled" / f"test_{name}.py"
-    for name in ("network", "mlp", "ppo_loss", "ppo_gradient", "cuda_network")
-]
+TESTS = ("network", "mlp", "ppo_loss", "ppo_gradient")
 
 
-def run_tests(library: Path, *options: str, env: dict[str, str]) -> None:
-    """Run the kernel's tests in another process, with another library."""
-    arguments = [*map(str, TESTS), "-q", "-n", "0", "-p", "no:cacheprovider", *options]
+def run_tests(library: Path, names: Sequence[str], env: dict[str, str]) -> None:
+    """Run the kernel's quick tests in another process, with another library."""
+    tests = [str(ROOT / "tests" / "compiled" / f"test_{name}.py") for name in names]
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow"]
+    arguments = [*tests, *options]
     ran = subprocess.run(
         [sys.executable, "-c", RUN, str(library), *arguments],
         env=env,
@@ -56,7 +56,7 @@ def lower_levels() -> list[Path]:
 def test_libraries_of_lower_levels(path: Path, tmp_path: Path) -> None:
     library = tmp_path / "kernel-base.so"
     shutil.copy(path, library)
-    run_tests(library, "-m", "not slow", env=dict(os.environ))
+    run_tests(library, TESTS, env=dict(os.environ))
 
 
 @pytest.mark.slow
@@ -87,7 +87,8 @@ def test_no_access_out_of_bounds_and_no_undefined_behaviour(tmp_path: Path) -> N
         "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    run_tests(library, "-m", "not slow", env=env)
+    # The GPU's kernel is compiled for the CPU, with the same options.
+    run_tests(library, (*TESTS, "cuda_network"), env=env)
 
 
 TOO_LARGE = """
