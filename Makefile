@@ -56,6 +56,8 @@ test: lint imports  ## What guards a merge: lint, types, import rules, quick tes
 sanitize: $(BIN)/.dev  ## The kernels' tests where every access out of bounds ends the process
 	$(PYTEST) -m slow tests/compiled/test_kernel_memory.py -k out_of_bounds
 
+# In one run each: a property's many examples begin with its few.
+test-all slow: export HYPOTHESIS_PROFILE = thorough
 test-all: test slow  ## The slow tests too, and each property with many examples
 
 test-ray: $(BIN)/.dev  ## Trainings and their ends with another minor version of Ray: RAY=2.58
@@ -100,8 +102,8 @@ imports: $(BIN)/.dev  ## Which room may know which
 quick: $(BIN)/.dev  ## pytest, without the slow tests
 	$(PYTEST) $(PAIR) -m "not slow"
 
-slow: $(BIN)/.dev  ## pytest: the slow tests, and each property with many examples
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(FILES) -m "slow or hypothesis"
+slow: $(BIN)/.dev  ## pytest: the slow tests
+	$(PYTEST) $(FILES) -m slow
 
 coverage: $(BIN)/.dev  ## Report what was measured: files below 80 %, then the total, at least 92 %
 	$(BIN)/coverage combine --quiet

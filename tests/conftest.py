@@ -27,8 +27,7 @@ common = {"deadline": None, "print_blob": True}
 settings.register_profile("quick", max_examples=15, derandomize=True, **common)
 settings.register_profile("thorough", max_examples=40, derandomize=True, **common)
 settings.register_profile("explore", max_examples=200, derandomize=False, **common)
-PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
-settings.load_profile(PROFILE)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # Processes that tests start import this package, and the environments of `helpers`.
 inherited = os.environ.get("PYTHONPATH")
@@ -73,12 +72,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Trace a share of the tests that repeat others, and all others.
 
     Tracing takes as long again as the tests. Slow tests, cases of a parametrised test
-    and more examples mostly run lines that others run too. The choice follows from the
+    and examples of a property mostly run lines that others run too. The choice follows from the
     whole name, so tests with the same parameters trace different cases. The coverage
     is a lower bound.
     """
-    is_case, is_slow = hasattr(item, "callspec"), item.get_closest_marker("slow")
-    repeats = is_case or is_slow or PROFILE != "quick"
+    marked = map(item.get_closest_marker, ("slow", "hypothesis"))
+    repeats = hasattr(item, "callspec") or any(marked)
     traced = not repeats or zlib.crc32(item.nodeid.encode()) % TRACED == 0
     if traced or COVERAGE not in os.environ:
         return (yield)

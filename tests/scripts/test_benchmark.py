@@ -81,8 +81,9 @@ NAMES |= {
     for passes in ("forward", "both")
 }
 EVERY_ROW = """
-import json, ray
+import json, ray, torch
 from benchmark import BENCHMARKS, TINY, here
+torch.set_num_threads(1)  # other tests have the other cores
 rows = [row for name in BENCHMARKS for row in here(name, TINY)]
 ray.shutdown()
 print(json.dumps(rows))
