@@ -16,12 +16,12 @@ import marl_pool
 from marl_pool.cli.help import HELP
 from marl_pool.cli.main import main
 from marl_pool.encoders import ENCODERS
-from marl_pool.envs import CONTRACT
 from marl_pool.options.signatures import describe, options_of
 from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.policies import POLICIES
 from marl_pool.pooling import POOLING
 from marl_pool.training.supervised import TASKS
+from marl_pool.utils.lazy import reexports
 
 FOLDER = Path(__file__).parent / "reference"
 NOTEBOOK = FOLDER.parents[1] / "examples" / "attention.ipynb"
@@ -101,7 +101,7 @@ def environments_page() -> str:
         " tutorial](../tutorials/environment.md). The registered environments have "
         "[pages of their own](../envs/README.md)."
     )
-    names = [target.partition(":")[2] for target in CONTRACT if "Advance" not in target]
+    names = [name for name in reexports("marl_pool.envs") if name != "Advance"]
     classes = [directive("autoclass", f"marl_pool.envs.{name}") for name in names]
     return "\n\n".join(["# Environments and tokenizers", about, *classes]) + "\n"
 

@@ -7,7 +7,7 @@ importing the package is cheap.
 from typing import TYPE_CHECKING
 
 from marl_pool.utils.errors import InputError as InputError
-from marl_pool.utils.lazy import lazy_exports
+from marl_pool.utils.lazy import lazy_exports, reexports
 from marl_pool.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -54,50 +54,5 @@ if TYPE_CHECKING:
     from marl_pool.tokens import Tokens as Tokens
     from marl_pool.tokens import TokenSpec as TokenSpec
 
-LAZY = (
-    "marl_pool.api.evaluate:evaluate",
-    "marl_pool.api.perturb:perturb_env",
-    "marl_pool.api.tokenize:ParallelTokenObservation",
-    "marl_pool.api.tokenize:TokenObservation",
-    "marl_pool.api.tokenize:tokenize_env",
-    "marl_pool.api.train:train",
-    "marl_pool.compiled:compile",
-    "marl_pool.encoders:encoder_names",
-    "marl_pool.encoders:make_encoder",
-    "marl_pool.encoders.base:Encoder",
-    "marl_pool.envs:env_names",
-    "marl_pool.envs:make_batched_env",
-    "marl_pool.envs:make_env",
-    "marl_pool.envs:make_heuristic",
-    "marl_pool.envs.base:AgentGroup",
-    "marl_pool.envs.base:BatchedEnv",
-    "marl_pool.envs.drawing.attention:draw_attention",
-    "marl_pool.mask_check:assert_mask",
-    "marl_pool.mask_check:check_mask",
-    "marl_pool.networks.set_network:SetNetwork",
-    "marl_pool.observations.make:make_view",
-    "marl_pool.observations.view:TokenOptions",
-    "marl_pool.observations.view:TokenView",
-    "marl_pool.perturbations:make_perturbation",
-    "marl_pool.perturbations:perturbation_names",
-    "marl_pool.perturbations.base:Perturbation",
-    "marl_pool.policies:make_policy",
-    "marl_pool.policies.base:Policy",
-    "marl_pool.policies.storage:load_policies",
-    "marl_pool.policies.storage:load_policy",
-    "marl_pool.policies.storage:save_policies",
-    "marl_pool.policies.storage:save_policy",
-    "marl_pool.policies.token_policy:TokenPolicy",
-    "marl_pool.pooling:make_pooling",
-    "marl_pool.pooling:pooling_names",
-    "marl_pool.pooling.base:Pooling",
-    "marl_pool.rollout:collect",
-    "marl_pool.rollout:Rollout",
-    "marl_pool.tokens:Tokens",
-    "marl_pool.tokens:TokenSpec",
-)
-"""Public names, by the module that each is imported from when it is first used."""
-__all__ = sorted(
-    ["InputError", "__version__", *(target.partition(":")[2] for target in LAZY)]
-)
-__getattr__, __dir__ = lazy_exports(__name__, LAZY)
+__all__ = sorted(reexports(__name__))
+__getattr__, __dir__ = lazy_exports(__name__)

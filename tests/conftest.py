@@ -72,9 +72,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Trace a share of the tests that repeat others, and all others.
 
     Tracing takes as long again as the tests. Slow tests, cases of a parametrised test
-    and examples of a property mostly run lines that others run too. The choice follows from the
-    whole name, so tests with the same parameters trace different cases. The coverage
-    is a lower bound.
+    and examples of a property mostly run lines that others run too. The choice follows
+    from the whole name, so tests with the same parameters trace different cases. The
+    coverage is a lower bound.
     """
     marked = map(item.get_closest_marker, ("slow", "hypothesis"))
     repeats = hasattr(item, "callspec") or any(marked)

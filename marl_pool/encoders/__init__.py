@@ -54,6 +54,4 @@ def make_encoder(name: str, **options: Any) -> "Encoder":
     return build(name, ENCODERS, "encoder", Encoder, options)
 
 
-__getattr__, __dir__ = lazy_exports(
-    __name__, (*ENCODERS.built_in.values(), "marl_pool.encoders.base:Encoder")
-)
+__getattr__, __dir__ = lazy_exports(__name__)

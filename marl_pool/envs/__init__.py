@@ -110,24 +110,6 @@ HEURISTICS: dict[str, str | dict[str, str]] = {
 }
 """By environment: one class, or one for each group of agents."""
 
-CONTRACT = (
-    "marl_pool.envs.base:Advance",
-    "marl_pool.envs.base:AgentGroup",
-    "marl_pool.envs.base:BatchedEnv",
-    "marl_pool.envs.base:EnvOptions",
-    "marl_pool.envs.base:Step",
-    "marl_pool.envs.drawing.canvas:Disc",
-    "marl_pool.envs.drawing.canvas:Frame",
-    "marl_pool.envs.drawing.canvas:Projection",
-    "marl_pool.envs.particles.physics:Entities",
-    "marl_pool.envs.particles.physics:ParticleEnv",
-    "marl_pool.envs.tokenizers.base:Observer",
-    "marl_pool.envs.tokenizers.base:SlotTokenizer",
-    "marl_pool.envs.tokenizers.base:Tokenizer",
-    "marl_pool.policies.action_spaces:Selection",
-)
-"""Classes from which custom environments are written."""
-
 
 def registered_id(name: str) -> str:
     """Return the id of an environment: ``"marl_pool/<name>-v<version>"``."""
@@ -218,4 +200,4 @@ def make_heuristic(
     return build(name, targets, "heuristic", Policy, options, {"group": group})
 
 
-__getattr__, __dir__ = lazy_exports(__name__, CONTRACT)
+__getattr__, __dir__ = lazy_exports(__name__)

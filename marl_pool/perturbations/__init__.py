@@ -89,13 +89,4 @@ def make_perturbation(
     return build(name, PERTURBATIONS, "perturbation", Perturbation, options, context)
 
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    (
-        *PERTURBATIONS.built_in.values(),
-        "marl_pool.perturbations.actions:ActionPerturbation",
-        "marl_pool.perturbations.base:SampledPerturbation",
-        "marl_pool.perturbations.base:Perturbation",
-        "marl_pool.perturbations.base:TokenShare",
-    ),
-)
+__getattr__, __dir__ = lazy_exports(__name__)

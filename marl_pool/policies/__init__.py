@@ -99,13 +99,4 @@ def _part(part: str | Mapping[str, Any]) -> dict[str, Any]:
     return {"name": part} if isinstance(part, str) else dict(part)
 
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    (
-        *POLICIES.built_in.values(),
-        "marl_pool.policies.agent:Agent",
-        "marl_pool.policies.base:Decision",
-        "marl_pool.policies.base:Policy",
-        "marl_pool.policies.random_policy:RandomPolicy",
-    ),
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -94,11 +94,4 @@ def make_pooling(name: str, *, dim: int, **options: Any) -> "Pooling":
     return build(name, POOLING, "pooling", Pooling, {"dim": dim, **options})
 
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    (
-        *POOLING.built_in.values(),
-        "marl_pool.pooling.base:MemoryPooling",
-        "marl_pool.pooling.base:Pooling",
-    ),
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -1,44 +1,41 @@
 """Lazy exports: type checkers see what Python finds, and nothing loads early."""
 
-import ast
 import importlib
+import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from marl_pool.utils.lazy import lazy_exports
+from marl_pool.encoders import ENCODERS
+from marl_pool.perturbations import PERTURBATIONS
+from marl_pool.policies import POLICIES
+from marl_pool.pooling import POOLING
+from marl_pool.utils.lazy import reexports
 
 PACKAGES = ("pooling", "encoders", "policies", "perturbations")
 
 
-def exported_to_type_checkers(package: str) -> set[str]:
-    """The names that ``__init__.py`` re-exports as ``import Name as Name``."""
-    file = importlib.import_module(package).__file__
-    assert file is not None
-    imports = (
-        node
-        for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom)
-    )
-    return {
-        alias.name
-        for node in imports
-        for alias in node.names
-        if alias.asname == alias.name
-    }
+REGISTRIES = (POOLING, ENCODERS, POLICIES, PERTURBATIONS)
+
+
+@pytest.mark.parametrize(
+    ("room", "registry"), list(zip(PACKAGES, REGISTRIES, strict=True))
+)
+def test_every_registered_class_is_exported(room, registry):
+    exports = reexports(f"marl_pool.{room}")
+    for target in registry.built_in.values():
+        module, _, name = target.partition(":")
+        if module.startswith(f"marl_pool.{room}."):
+            assert exports[name] == module
 
 
 @pytest.mark.parametrize("room", PACKAGES)
-def test_type_checkers_see_the_classes_that_python_finds(room):
+def test_exports_are_what_they_are_called(room):
     package = importlib.import_module(f"marl_pool.{room}")
-    promised = exported_to_type_checkers(package.__name__)
-    values = {name: getattr(package, name) for name in dir(package)}
-    classes = {name: value for name, value in values.items() if isinstance(value, type)}
-    ours = {n for n, c in classes.items() if c.__module__.startswith(package.__name__)}
-    assert promised == ours
-    assert {getattr(package, name).__name__ for name in promised} == promised
+    for name in reexports(package.__name__):
+        assert getattr(package, name).__name__ == name
+        assert name in dir(package)
 
 
 @pytest.mark.parametrize("room", PACKAGES)
@@ -48,13 +45,23 @@ def test_an_unknown_name_is_an_attribute_error(room):
         _ = package.Nothing
 
 
-def test_a_name_is_imported_once(monkeypatch):
-    module = type(sys)("lazily")
+def test_a_name_is_imported_once(tmp_path, monkeypatch):
+    (tmp_path / "lazily.py").write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from marl_pool.utils.lazy import lazy_exports\n"
+        "if TYPE_CHECKING:\n"
+        "    from json.decoder import JSONDecoder as JSONDecoder\n"
+        "    from json.encoder import JSONEncoder\n"
+        "__getattr__, __dir__ = lazy_exports(__name__)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("lazily")
     monkeypatch.setitem(sys.modules, "lazily", module)
-    load, names = lazy_exports("lazily", ["json.decoder:JSONDecoder"])
-    assert "JSONDecoder" in names()
-    assert not hasattr(module, "JSONDecoder")
-    assert load("JSONDecoder") is module.JSONDecoder is __import__("json").JSONDecoder
+    assert "JSONDecoder" in dir(module)
+    assert "JSONDecoder" not in vars(module)
+    assert module.JSONDecoder is json.JSONDecoder
+    assert vars(module)["JSONDecoder"] is json.JSONDecoder
+    assert not hasattr(module, "JSONEncoder")
 
 
 def test_importing_the_packages_loads_no_torch():
