@@ -21,6 +21,9 @@ FILES := -n 2 --dist loadfile
 HIGHWAY := $(shell sed -n '/^highway-env==/p' constraints.txt)
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
+# Hundreds of processes of the tests import the package, and keep what the first compiles.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-all test-ray test-sb3 test-benchmarl fast lint types imports quick slow sanitize coverage dist docs bench clean
 
 help:  ## Show this help

@@ -357,7 +357,7 @@ EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
 """Try every case, and other ones of `train` in each run."""
 TRAINED = 10
 """Cases of each damage to a run of `train`: one takes seconds."""
-QUICK = {"policy": 8, "evolve": 16, "clone": 8, "fit": 8}
+QUICK = {"policy": 8, "evolve": 8, "clone": 6, "fit": 8}
 """How many cases of each kind the quick tests take."""
 
 

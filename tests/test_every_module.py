@@ -238,7 +238,8 @@ def test_a_trace_takes_another_batch_size(
     module = make_module(kind, name, options)
     x, padding, types = inputs(True)
     arguments = (x, padding, types)
-    traced = torch.jit.trace(module, tuple(part[:2] for part in arguments))
+    few = tuple(part[:2] for part in arguments)
+    traced = torch.jit.trace(module, few, check_trace=False)  # checked on a whole batch
     torch.testing.assert_close(traced(*arguments), module(*arguments))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -42,8 +43,13 @@ def test_every_example_is_short_and_says_how_to_run_it() -> None:
 
 
 @pytest.mark.parametrize("script", ["train.py", "custom_env.py", "custom_pooling.py"])
-def test_help_is_no_override(script: str, tmp_path: Path) -> None:
-    assert "overrides" in run(script, "--help", cwd=tmp_path)
+def test_help_is_no_override(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+    assert "overrides" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """Sets, tokens and pooling heads that several test files try."""
 
-from typing import Any
+import ast
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -14,6 +17,15 @@ from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 
 DIM, NUM_TOKENS = 8, 5
+T = TypeVar("T")
+
+
+@cache
+def shared(build: Callable[..., T], name: str, options: str = "{}") -> T:
+    """A module for all examples of a property; ``options`` are the ``repr`` of its."""
+    return build(name, **ast.literal_eval(options))
+
+
 SPEC = TokenSpec(NUM_TOKENS, 3, ("self", "friend", "noise"))
 
 ADA_VARIANTS: list[tuple[str, dict[str, Any]]] = [

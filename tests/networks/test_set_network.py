@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from helpers.samples import NUM_TOKENS, SPEC, random_tokens
+from helpers.samples import NUM_TOKENS, SPEC, random_tokens, shared
 from marl_pool.encoders import encoder_names
 from marl_pool.encoders.base import Encoder
 from marl_pool.networks.set_network import (
@@ -33,6 +33,10 @@ def make(pooling: str = "ada", *, spec: TokenSpec = SPEC, **options: Any) -> Set
     options = {"encoder": ENCODER, "seed": 0, "init_std": 0.5, **options}
     head = {"name": pooling, **options.pop("head", {})}
     return SetNetwork(spec, pooling=head, **options).eval()
+
+
+def make_double(name: str) -> SetNetwork:
+    return make(name).double()
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -302,7 +306,7 @@ def test_bytes_are_scaled_to_the_unit_interval(type_embedding: int) -> None:
 @pytest.mark.parametrize("name", pooling_names())
 @given(seed=seeds, places=st.lists(st.booleans(), min_size=5, max_size=5))
 def test_padding_equals_absence(name: str, seed: int, places: list[bool]) -> None:
-    network = make(name).double()
+    network = shared(make_double, name)
     tokens = random_tokens(seed)
     if not network.pooling.permutation_invariant:
         places = [False, False, *sorted(places)][:NUM_TOKENS]
@@ -330,7 +334,7 @@ def test_padding_equals_absence(name: str, seed: int, places: list[bool]) -> Non
 def test_an_invariant_head_makes_an_invariant_network(
     name: str, seed: int, order: list[int]
 ) -> None:
-    network = make(name).double()
+    network = shared(make_double, name)
     if network.pooling.permutation_invariant:
         tokens = random_tokens(seed)
         assert close(network(tokens.map(lambda part: part[:, order])), network(tokens))
@@ -344,7 +348,14 @@ def test_the_set_decides(name: str) -> None:
 
 
 # `test_pooling` compiles every head.
-@pytest.mark.parametrize("name", ["ada", "max", "attention_neuron"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ada",
+        pytest.param("max", marks=pytest.mark.slow),
+        pytest.param("attention_neuron", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_is_the_same(name: str) -> None:
     torch.compiler.reset()
     # In float64, since the LayerNorms of some heads amplify rounding.

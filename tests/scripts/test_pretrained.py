@@ -19,6 +19,7 @@ from marl_pool.config import VERBS, compose
 from marl_pool.evaluation.measure import EvaluationResults
 from marl_pool.evaluation.pretrained_card import GroupCard, PretrainedCard
 from marl_pool.evaluation.results import Result, SeverityAUC
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.files.manifest import is_intact_json, read_manifest
 from marl_pool.files.reading import read_json
 from marl_pool.policies.storage import WEIGHTS, load_env_config, load_modules
@@ -78,7 +79,9 @@ def test_a_command_of_a_card_is_understood(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_return_of_a_card_is_measured_again(name):
+def test_the_return_of_a_card_is_measured_again(name, monkeypatch):
+    # Random actions and the script are not asked about.
+    monkeypatch.setattr(EvaluationTarget, "baselines", lambda *_, **__: {})
     folder = pretrained_path(name)
     card = PretrainedCard.read(folder)
     results = marl_pool.evaluate(

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("ray")
 
 from helpers.training import PATIENCE, wait_for_rows
+from marl_pool.cli.main import main
 from marl_pool.runs.run import Run
 from marl_pool.training.signals import Interruptible, Terminated
 
@@ -24,7 +25,7 @@ SMALL = [
 @pytest.mark.parametrize(
     ("runners", "number", "status"), [(1, "SIGTERM", 143), (1, "SIGINT", 130)]
 )
-def test_a_signal_leaves_a_run_that_resumes(tmp_path, runners, number, status):
+def test_a_signal_leaves_a_run_that_resumes(tmp_path, capsys, runners, number, status):
     path = tmp_path / "run"
     process = subprocess.Popen(
         [
@@ -54,13 +55,8 @@ def test_a_signal_leaves_a_run_that_resumes(tmp_path, runners, number, status):
     assert resumed.returncode == 0, resumed.stderr
     iterations = [row["iteration"] for row in Run.open(path).rows()]
     assert iterations == list(range(1, iteration + 3))
-    repeated = subprocess.run(
-        [*COMMAND, "resume", str(path), override],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "steps are done; nothing to do" in repeated.stdout
+    assert main(["resume", str(path), override]) == 0
+    assert "steps are done; nothing to do" in capsys.readouterr().out
     assert len(Run.open(path).rows()) == iteration + 2
 
 

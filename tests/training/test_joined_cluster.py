@@ -128,12 +128,12 @@ def test_a_cluster_without_a_free_cpu_is_not_waited_for_forever(tmp_path, head):
     )
     with occupying:
         assert occupying.stdout.readline() == "occupied\n"
-        arguments = ("--num-env-runners=2", f"--address={head}", "time_limit=30")
+        arguments = ("--num-env-runners=2", f"--address={head}", "time_limit=19")
         result = train(tmp_path / "run", *arguments)
         occupying.kill()
     assert result.returncode != 0
     assert re.search(r"processes that need 2 CPUs and 0 GPUs: \d+ s", result.stderr)
-    assert "0 GPUs: not within 30 s" in result.stderr
+    assert "0 GPUs: not within 19 s" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -143,15 +143,28 @@ def test_a_sweep_of_four_trials_and_its_storage(nodes, tmp_path):
     assert read_table(tmp_path / "sweeps" / "study") == table
 
 
-def test_a_training_goes_on_when_a_node_dies(nodes, tmp_path):
+def test_a_training_goes_on_when_a_node_dies_and_ends_resumable_without_any(
+    nodes, tmp_path
+):
     words = ("train", "--run-dir", "run", *SMALL, "total_steps=1_000_000")
     process = nodes.start(*words, "--num-env-runners=2", "time_limit=600")
     wait_for_rows(tmp_path / "run", process, 3)
     before = len(Run.open(tmp_path / "run").rows())
     nodes.kill_one()
     wait_for_rows(tmp_path / "run", process, before + 20)
-    process.kill()
-    process.communicate()
+    nodes.kill_one()
+    last_line, run = end_of(process), Run.open(tmp_path / "run")
+    assert "the runners returned no steps" in last_line
+    assert f"kept run/checkpoints/{run.latest_checkpoint().name}" in last_line
+    assert not run.damage_of(run.latest_checkpoint())
+
+
+def end_of(process: subprocess.Popen) -> str:
+    """Wait for a training that fails, and return the last line of what it says."""
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert "Traceback" not in errors
+    return errors.splitlines()[-1]
 
 
 def test_a_trial_goes_on_elsewhere_when_its_node_dies(nodes, tmp_path):
@@ -170,24 +183,13 @@ def test_a_trial_goes_on_elsewhere_when_its_node_dies(nodes, tmp_path):
         assert steps[-1] >= 9600
 
 
-@pytest.mark.parametrize("last", ["", "head"])
-def test_a_training_whose_other_nodes_die_ends_resumable(nodes, tmp_path, last):
+def test_a_training_whose_head_dies_ends_resumable(nodes, tmp_path):
     words = ("train", "--run-dir", "run", *SMALL, "total_steps=1_000_000")
     process = nodes.start(*words, "--num-env-runners=2", "time_limit=600")
     wait_for_rows(tmp_path / "run", process, 3)
-    nodes.kill_one(last)
-    if not last:
-        nodes.kill_one()
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1
+    nodes.kill_one("head")
+    assert "resume with: marl-pool resume run" in end_of(process)
     run = Run.open(tmp_path / "run")
-    last_line = errors.splitlines()[-1]
-    if last:
-        assert "resume with: marl-pool resume run" in last_line
-    else:
-        assert "the runners returned no steps" in last_line
-        assert f"kept run/checkpoints/{run.latest_checkpoint().name}" in last_line
-    assert "Traceback" not in errors
     assert not run.damage_of(run.latest_checkpoint())
 
 

@@ -332,7 +332,7 @@ def test_pairs_have_the_least_sum(num_rows, num_columns, seed):
 def test_scripts_do_better_than_rest(task):
     returns = []
     for is_script in (True, False):
-        env = make_batched_env(f"mpev2_{task}", 16, domain=1, seed=1)
+        env = make_batched_env(f"mpev2_{task}", 4, domain=1, seed=1)
         script = scripted_policy(
             "heuristic", env=f"mpev2_{task}", role="agent", group=env.groups["agent"]
         )

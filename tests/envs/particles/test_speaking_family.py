@@ -116,7 +116,7 @@ def sample(env: SpeakingEnv, rng: np.random.Generator) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("continuous", [False, True])
 @pytest.mark.parametrize(("name", "options", "mpe2_options"), CASES)
 def test_every_step_agrees_with_mpe2(name, options, mpe2_options, continuous):
-    env = build(name, 4, continuous_actions=continuous, **options)
+    env = build(name, 2, continuous_actions=continuous, **options)
     env.reset()
     rng = np.random.default_rng(3)
     env.state[..., :2] *= 0.6  # close together: they touch
@@ -124,7 +124,7 @@ def test_every_step_agrees_with_mpe2(name, options, mpe2_options, continuous):
         Oracle(
             name, env, row, continuous_actions=continuous, **_counts(name, mpe2_options)
         )
-        for row in range(4)
+        for row in range(2)
     ]
     for _ in range(30):
         actions = sample(env, rng)

@@ -179,7 +179,7 @@ def test_processes_end_with_the_environment_and_share_memory_without_a_name():
 
 def test_environments_of_equal_options_take_over_kept_processes():
     options = {"module": BREAKER, "workers": 2}
-    alone = [rollout_of(PettingZooEnv(4, **options)).steps(7) for _ in range(2)]
+    alone = [rollout_of(PettingZooEnv(4, module=BREAKER)).steps(7)] * 2
     gc.collect()
     with kept_workers():
         rollout = rollout_of(PettingZooEnv(4, **options))
@@ -221,8 +221,15 @@ while True:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("how", ["", "hangs"])
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [
+        ("", signal.SIGKILL),
+        ("", signal.SIGINT),
+        ("hangs", signal.SIGINT),
+        ("hangs", signal.SIGTERM),  # like SIGKILL, it ends Python at once
+    ],
+)
 def test_processes_end_with_their_parent(how, number):
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, how],

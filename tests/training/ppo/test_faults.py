@@ -346,7 +346,9 @@ def test_learners_without_the_drivers_disk_are_saved_and_go_on(
     tmp_path, monkeypatch, learners
 ):
     settings = [*PLAIN, f"resources.num_learners={learners}"]
-    straight = trained(tmp_path / "straight", *settings, f"total_steps={BATCH * 4}")
+    whole = [*settings, f"total_steps={BATCH * 4}"]
+    # RLlib shares a batch out in another way after a resume with two learners.
+    straight = trained(tmp_path / "straight", *whole) if learners == 1 else None
     build, states, restored = PPOMethod._build, [], []
 
     def elsewhere(method):
@@ -382,7 +384,7 @@ def test_learners_without_the_drivers_disk_are_saved_and_go_on(
     for state in (saved_state, *(answer.get() for answer in restored)):
         assert_alike(state["rl_module"], learner_state["rl_module"])
         assert_alike(state["optimizer"], learner_state["optimizer"])
-    if learners == 1:  # RLlib shares a batch out in another way after a resume
+    if straight is not None:
         assert_same(again, straight)
 
 

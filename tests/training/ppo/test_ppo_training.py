@@ -289,13 +289,6 @@ def test_a_run_stopped_on_a_linear_learning_rate_resumes_bit_for_bit(tmp_path):
     assert_same(resumed(half.path, linear["total_steps"]), whole)
 
 
-def test_remote_learners_follow_the_schedule(tmp_path):
-    overrides = ["ppo.lr_schedule=linear", "resources.num_learners=2"]
-    run = trained(tmp_path / "run", *overrides, "ppo.lr=1e-2", "ppo.batch_size=128")
-    rates = [row["agent/learning_rate"] for row in run.rows()]
-    assert rates == pytest.approx([5e-3, 0.0])
-
-
 def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path):
     run = trained(tmp_path / "run", "checkpoint.every=3", "total_steps=192")
     # As if the process had died in iteration 4, after its row and before a checkpoint.
@@ -420,9 +413,12 @@ def test_remote_runners_and_learners(tmp_path):
         *("resources.num_env_runners=2", "resources.num_learners=2"),
         *("perturbation=occlude", "perturbation.severity=[0,0.6]"),
         *("perturbation.ramp=2", "ppo.batch_size=128", "total_steps=256"),
+        *("ppo.lr_schedule=linear", "ppo.lr=1e-2"),
     )
     rows = run.rows()
     assert rows[-1]["env_steps"] == 256
+    rates = [row["agent/learning_rate"] for row in rows]
+    assert rates == pytest.approx([5e-3, 0.0])
     # While the perturbation grows, returns of two checkpoints don't compare.
     assert run.best.iteration == rows[-1]["iteration"]
     assert rows[0]["agent/first_ratio_error"] < 1e-5

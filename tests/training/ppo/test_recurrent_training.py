@@ -39,10 +39,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, memory)
     assert_same(resumed(half.path, 192), whole)
 
 
-@each_memory
-def test_remote_runners_and_learners_share_sequences(tmp_path, memory):
+def test_remote_runners_and_learners_share_sequences(tmp_path):
     config = config_of(
-        *(f"pooling.memory={memory}", "policy.trunk=separate"),
+        *("pooling.memory=lstm", "policy.trunk=separate"),
         *("resources.num_env_runners=2", "resources.num_learners=2"),
         *("ppo.batch_size=384", "total_steps=384"),
     )

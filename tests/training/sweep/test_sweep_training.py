@@ -163,18 +163,6 @@ def test_a_trial_whose_process_dies_is_resumed_twice(tmp_path):
     without_orphans(tmp_path)
 
 
-def test_the_warning_of_slurm_stops_a_sweep_with_its_checkpoints(tmp_path):
-    run = tmp_path / "s" / "trials" / "seed=1"
-    flags = ("--sweep-dir", "s", "seed=choice(1)", "total_steps=10_000_000")
-    sweep = start(tmp_path, "sweep", *flags, *SMALL)
-    wait_until(lambda: len(iterations(run)) > 2, sweep)
-    sweep.send_signal(signal.SIGUSR1)
-    output, _ = sweep.communicate(timeout=PATIENCE)
-    assert sweep.returncode == 128 + signal.SIGUSR1, output
-    assert "marl-pool: stopped; resume with: marl-pool resume s" in output
-    assert Run.open(run).iterations_saved == max(iterations(run))
-
-
 def test_an_interrupted_search_ends_as_an_uninterrupted_one(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
@@ -196,14 +184,17 @@ def test_an_interrupted_search_ends_as_an_uninterrupted_one(tmp_path, monkeypatc
         return proposals, [{key: row[key] for key in untimed} for row in rows]
 
     assert main(command("whole")) == 0
-    # After Ctrl-C in the first trial, the search goes on from the storage alone.
+    # Slurm's warning stops the first trial with its checkpoint, and the search goes on
+    # from the storage alone.
     part = start(tmp_path, *command("part"))
     first = tmp_path / "part" / "s" / "trials" / "0000"
     wait_until(lambda: len(iterations(first)) > 2, part)
-    os.killpg(part.pid, signal.SIGINT)  # as a terminal does
+    part.send_signal(signal.SIGUSR1)
     output, _ = part.communicate(timeout=PATIENCE)
-    assert part.returncode == 130, output
+    assert part.returncode == 128 + signal.SIGUSR1, output
+    assert "stopped; resume with: marl-pool resume" in output
     assert "Traceback" not in output
+    assert Run.open(first).iterations_saved == max(iterations(first))
     shutil.rmtree(tmp_path / "part")
     assert main(command("part")) == 0
     assert {row["trial"] for row in read_table("part/s")} == {0, 1}
