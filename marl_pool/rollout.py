@@ -498,9 +498,9 @@ class Rollout:
         Args:
             on_step: called after each step with the environments not yet dropped. It
                 must not change the policies' weights.
-            idle: fraction of environments, in [0, 1], that may be over before they are
-                dropped, all at once, which saves time where a step is cheap. Above 0
-                only for an environment with `BatchedEnv.steps_past_end`.
+            idle: largest fraction of finished environments, in [0, 1], that are still
+                stepped; more are dropped, all at once, which saves time where a step is
+                cheap. Above 0 only with `BatchedEnv.steps_past_end`.
 
         Returns:
             The episodes in the order of the environments.
@@ -771,13 +771,13 @@ class Rollout:
             env.seed, env.env_ids, env.episodes, Purpose.PERTURBATION, number
         )
 
-    def perceived(self, observed: Mapping[str, Tokens]) -> dict[str, Tokens]:
-        """Return what policies see of an observation, as a step would perturb it."""
+    def perceived(self) -> dict[str, Tokens]:
+        """Return what policies see now, perturbed as the next step would do it."""
         return {
             name: self._perturb(name, tokens)[0]
             if name in self._perturbations
             else tokens
-            for name, tokens in observed.items()
+            for name, tokens in self._observed().items()
         }
 
     def perturbation_state(self, name: str, agent: int) -> PerturbationState:

@@ -19,7 +19,7 @@ import numpy as np
 
 from marl_pool.files.atomic import make_folder, new_binary_file
 from marl_pool.files.reading import ARRAY_BYTES, Bounded
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, one_line
 
 
 class Source(NamedTuple):
@@ -152,9 +152,9 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
             train = [_read_batch(opened, archive, name) for name in archive.train]
             test = _read_batch(opened, archive, archive.test)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        # Join the lines: tarfile's messages may have several.
-        reason = " ".join(str(error).split())
-        raise InputError(f"{file} is truncated or corrupt: {reason}") from error
+        raise InputError(
+            f"{file} is truncated or corrupt: {one_line(error)}"
+        ) from error
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
     # Join the training batches.

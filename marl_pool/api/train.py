@@ -11,6 +11,7 @@ from marl_pool.utils.errors import (
     explain_missing_modules,
     validate_ray_for,
 )
+from marl_pool.utils.text import print_line
 
 if TYPE_CHECKING:
     from marl_pool.options.overrides import Override
@@ -85,9 +86,7 @@ def train(
             with computing(None):  # restores the number that training sets
                 problem = perform(run, config, **options)
     if problem:
-        from marl_pool.training.errors import print_warning
-
-        print_warning(problem)
+        print_line(problem)
     return run
 
 
@@ -120,11 +119,10 @@ def fitted(
     if verb != "train":
         return dict(config)
     from marl_pool.config import fit_batch
-    from marl_pool.training.errors import print_warning
 
     fit, lines = fit_batch(verb, config, overrides, config_dir)
     for line in lines:
-        print_warning(line)
+        print_line(line)
     return fit
 
 

@@ -14,7 +14,7 @@ from marl_pool.files.hub import is_hub
 from marl_pool.options import names
 from marl_pool.training.signals import exit_status
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.text import is_url, printable, quoted
+from marl_pool.utils.text import is_url, print_line, printable, quoted
 
 if TYPE_CHECKING:
     from marl_pool.runs.run import Run
@@ -139,7 +139,7 @@ def as_key(key: str, value: str) -> str:
 def stopped(error: KeyboardInterrupt, path: Path, *configs: Mapping[str, Any]) -> int:
     """Print the command that resumes, and return the exit status of Ctrl-C."""
     command = resume_command(path, *configs)
-    print(f"marl-pool: stopped; resume with: {command}", file=sys.stderr)
+    print_line(f"stopped; resume with: {command}")
     return exit_status(error)
 
 

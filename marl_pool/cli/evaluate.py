@@ -18,7 +18,7 @@ from marl_pool.cli.common import (
 )
 from marl_pool.options import names
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.text import quoted
+from marl_pool.utils.text import print_line, quoted
 
 if TYPE_CHECKING:
     from marl_pool.evaluation.settings import ReportSettings
@@ -290,7 +290,6 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
     runs = [open_run("report", path) for path in arguments.run or [None]]
     from marl_pool.evaluation.report import page
     from marl_pool.evaluation.report.evaluated import read_runs
-    from marl_pool.training.errors import print_warning
 
     page.new_page(arguments.out, runs)  # before the evaluations, which may take hours
     if settings.evaluate:
@@ -301,7 +300,7 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
     for reported in read_runs(runs):
         older = reported.superseded and f"its evaluation is {reported.superseded}"
         if warning := reported.evaluation_missing or older:
-            print_warning(f"{reported.run.path}: {warning}")
+            print_line(f"{reported.run.path}: {warning}")
         is_incomplete |= reported.evaluation is None
     if is_incomplete and not settings.evaluate:
         paths = " ".join(quoted(run.path) for run in runs)

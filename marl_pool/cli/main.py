@@ -16,7 +16,7 @@ from marl_pool.utils.errors import (
     explain_missing_modules,
     foreign,
 )
-from marl_pool.utils.text import printable
+from marl_pool.utils.text import print_line, printable
 
 VERBS = {
     "train": train.train,
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except InputError as error:
         # Paths in the message may contain control characters.
-        print(f"marl-pool: {printable(error)}", file=sys.stderr)
+        print_line(error)
         return 1 if isinstance(error, StoppedError) else 2
     except KeyboardInterrupt as error:
         print("marl-pool: stopped", file=sys.stderr)
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             line = f"the output cannot be written: {error}"
         elif not (line := foreign(error)):
             raise
-        print(f"marl-pool: {printable(line)}", file=sys.stderr)
+        print_line(line)
         return 1
 
 

@@ -1,7 +1,6 @@
 """The verb push: a policy becomes a repository of the Hugging Face Hub."""
 
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from marl_pool.cli.common import open_run, plugin_flags, print_next
 from marl_pool.files.hub import HubFolder, is_hub
 from marl_pool.utils.errors import InputError, validate_module
-from marl_pool.utils.text import printable, quoted
+from marl_pool.utils.text import print_line, quoted
 
 if TYPE_CHECKING:
     from marl_pool.runs.run import Run
@@ -107,8 +106,9 @@ def _stage(
     if evaluation := newest_evaluation(run):
         files[RESULTS] = evaluation
     else:
-        line = f"no evaluation of {run.path.name}'s best policy, so the card has none"
-        print(f"marl-pool: {printable(line)}", file=sys.stderr)
+        print_line(
+            f"no evaluation of {run.path.name}'s best policy, so the card has none"
+        )
     if picture := _picture(run, folder, arguments.plugin):
         files[f"replay{picture.suffix}"] = picture
     card = write_card(
@@ -141,8 +141,7 @@ def _picture(run: "Run", folder: Path, plugins: list[str]) -> Path | None:
     try:
         return render_run(run, RenderSettings(format="webp"), plugins=plugins)
     except (InputError, ModuleNotFoundError) as error:
-        line = f"no picture: {error}"
-        print(f"marl-pool: {printable(line)}", file=sys.stderr)
+        print_line(f"no picture: {error}")
         return None
     finally:
         run.results = None
@@ -157,6 +156,7 @@ def _training_command(run: "Run") -> str:
     from marl_pool.config import VERBS
     from marl_pool.config.compose import compose_only
     from marl_pool.options.overrides import written
+    from marl_pool.training.jobs import flat_options
 
     if run.verb not in VERBS or "policy_from" in run.config:
         return ""
@@ -168,12 +168,12 @@ def _training_command(run: "Run") -> str:
             for group in VERBS[run.verb].config_groups
             if _name(config.get(group)) not in (None, _name(usual.get(group)))
         ]
-        usual = dict(_leaves(compose_only(run.verb, options)))
+        usual = dict(flat_options(compose_only(run.verb, options)))
     except InputError:  # names of another version
         return ""
     keys = [
         f"{key}={written(_without_folder(value))}"
-        for key, value in _leaves(config)
+        for key, value in flat_options(config)
         if key not in usual or usual[key] != value
     ]
     return " ".join(["marl-pool", run.verb, *map(shlex.quote, [*options, *keys])])
@@ -181,14 +181,6 @@ def _training_command(run: "Run") -> str:
 
 def _name(section: Any) -> Any:
     return section.get("name") if isinstance(section, Mapping) else None
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _without_folder(value: Any) -> Any:

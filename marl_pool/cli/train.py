@@ -15,13 +15,12 @@ from marl_pool.cli import common
 from marl_pool.files.hub import is_hub
 from marl_pool.options.names import allowed, trust
 from marl_pool.utils.errors import InputError, validate_module, validate_ray_for
-from marl_pool.utils.text import printable, quoted
+from marl_pool.utils.text import print_line, quoted
 
 if TYPE_CHECKING:
     from marl_pool.runs.run import Run
     from marl_pool.runs.sweep import Sweep
     from marl_pool.training.jobs import Job
-    from marl_pool.training.settings import RunConfig
     from marl_pool.training.sweep.plan import Plan
 
 UNFINISHED = 75
@@ -88,7 +87,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         from marl_pool.runs.mirrored import restore_sweep
 
         # On an empty disk the sweep comes from its mirror.
-        restore_sweep(Path(path), _settings(verb, first).storage)
+        restore_sweep(Path(path), first.get("storage"))
     if arguments.or_resume and Sweep.is_at(path):
         old_sweep = _same_sweep(Sweep.open(path), plan, verb)
         return _run_sweep(old_sweep, plan, arguments.dry_run, or_resume=True)
@@ -101,7 +100,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     if not arguments.dry_run:
         from marl_pool.runs.mirrored import validate_new
 
-        validate_new(new_sweep.path, _settings(verb, first).storage)
+        validate_new(new_sweep.path, first.get("storage"))
     return _run_sweep(new_sweep, plan, arguments.dry_run, or_resume=arguments.or_resume)
 
 
@@ -154,7 +153,7 @@ def _run_sweep(
     if not dry_run:
         common.print_paths([sweep.path, sweep.table_path])
     for name, reason in failed.items():
-        print(f"marl-pool: {name} failed: {printable(reason)}", file=sys.stderr)
+        print_line(f"{name} failed: {reason}")
     if _mirror_status(sweep.mirror.problem if sweep.mirror else "") or failed:
         return 1
     if dry_run:
@@ -225,7 +224,7 @@ def _continue(run: "Run", config: dict[str, Any]) -> int:
         amount = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
         print(f"{run.path}: {amount} are done; nothing to do")
         # Send what its mirror lacks.
-        storage = _settings(run.verb, config).storage
+        storage = config.get("storage")
         if storage is None:
             return 0
         from marl_pool.runs.mirrored import mirrored
@@ -243,15 +242,10 @@ def _job(verb: str) -> "Job":
     return JOBS[verb]
 
 
-def _settings(verb: str, config: Mapping[str, Any]) -> "RunConfig":
-    settings: RunConfig = _job(verb).config.from_plain(config)
-    return settings
-
-
 def _mirror_status(problem: str) -> int:
     """Report what a mirror lacks, and return the exit status."""
     if problem:
-        print(f"marl-pool: {printable(problem)}", file=sys.stderr)
+        print_line(problem)
     return 1 if problem else 0
 
 
@@ -326,10 +320,10 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
             raise  # there is nothing to resume
         return common.stopped(error, run.path, config)
     # A time limit ends a run early, and a resume continues it.
-    limit = _settings(run.verb, config).time_limit
+    limit = config.get("time_limit")
     if limit is not None and not _is_finished(run, config):
         way = common.resume_command(run.path, config)
-        print(f"marl-pool: time_limit is over; resume with: {way}", file=sys.stderr)
+        print_line(f"time_limit is over; resume with: {way}")
     # Print what exists: a fit has results in place of a policy.
     results = [run.path / job.result] if job.result else []
     paths = (run.metrics_path, run.policy_dir, *results)

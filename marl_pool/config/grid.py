@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -29,6 +28,7 @@ from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.sweep.plan import MakeTrial, Plan, SearchPlan
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import print_line
 
 STUDIES = {"train": "sweep", "fit": "sweep_fit"}
 """Primary configuration of a sweep, by the verb of its runs."""
@@ -175,7 +175,7 @@ def _composer(
             fit, lines = fit_batch(study, check(verb, config, typed), typed, config_dir)
             for line in lines:
                 if line not in printed_lines:
-                    print(f"marl-pool: {line}", file=sys.stderr)
+                    print_line(line)
                 printed_lines.add(line)
             return Trial(name, dict(values), with_absolute_folders(fit))
 

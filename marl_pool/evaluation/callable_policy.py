@@ -18,7 +18,7 @@ from marl_pool.perturbations.membership import Occlude
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.tokens import Tokens
-from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.errors import InputError, UnfitTokensError, one_line
 from marl_pool.utils.randomness import Stream
 
 Act = Callable[[Any], ArrayLike]
@@ -119,10 +119,9 @@ class CallablePolicy(Policy):
                 expected = self.group.tokens.num_tokens
                 if tokens.num_tokens == expected:
                     raise
-                reason = " ".join(str(error).split()) or type(error).__name__
                 raise UnfitTokensError(
                     f"the policy takes {expected} tokens and fails on "
-                    f"{tokens.num_tokens}: {reason:.200}"
+                    f"{tokens.num_tokens}: {one_line(error)}"
                 ) from error
             # Copy before the next call: the function may fill the same array again.
             valid_actions = self._checked(actions, shape.numel())

@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from marl_pool.compiled.choice import use_kernels
 from marl_pool.envs.pettingzoo.workers import kept_workers
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
 from marl_pool.options.types import Kernels
-from marl_pool.utils.devices import without_denormals
+from marl_pool.utils.devices import torch_threads, without_denormals
 from marl_pool.utils.errors import InputError, StoppedError, described
 
 
@@ -32,10 +30,9 @@ def computing(
         InputError: there is no such kernel.
         StoppedError: a call of an environment exceeded the limit, or raised.
     """
-    previous = torch.get_num_threads()
-    torch.set_num_threads(threads or previous)
     try:
         with (
+            torch_threads(threads),
             use_kernels(kernels, device),
             without_denormals(),
             limit_calls(env_timeout),
@@ -51,5 +48,3 @@ def computing(
         if not (call := raised_by(error)):
             raise
         raise StoppedError(f"{described(error)}, raised by {call}") from error
-    finally:
-        torch.set_num_threads(previous)

@@ -16,7 +16,7 @@ from marl_pool.options.names import trust
 from marl_pool.policies.base import Policy
 from marl_pool.policies.storage import load_modules
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.text import print_warning
+from marl_pool.utils.text import print_line
 
 if TYPE_CHECKING:
     from marl_pool.runs.run import Run
@@ -40,7 +40,7 @@ def target_from_run(
     """
     validate_device(settings.device)
     if change := run.config_change():
-        print_warning(f"{change}: results may be labeled as of another training")
+        print_line(f"{change}: results may be labeled as of another training")
     env = dict(env or run.env)
     origin = run.config.get("policy_from")
     # Names in the run's files may only be those that the user allows.

@@ -4,7 +4,6 @@ A card, ``card.json`` beside the policy, says how it was trained and what it rea
 ``scripts/pretrained.py`` writes it.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ from marl_pool.evaluation.results import (
 )
 from marl_pool.evaluation.statistics.intervals import Interval
 from marl_pool.evaluation.statistics.scores import HEURISTIC, RANDOM, mean_over
-from marl_pool.files.atomic import new_file
+from marl_pool.files.atomic import write_json
 from marl_pool.files.manifest import sealed_json
 from marl_pool.files.reading import read_json
 from marl_pool.pretrained import CARD, pretrained_path, pretrained_summary
@@ -151,9 +150,8 @@ class PretrainedCard:
 
     def write(self, folder: Path) -> None:
         """Write the card into a policy's folder."""
-        with new_file(folder / CARD) as out:
-            json.dump(sealed_json(_plain(asdict(self))), out, indent=1, allow_nan=False)
-            out.write("\n")
+        content = sealed_json(_plain(asdict(self)))
+        write_json(folder / CARD, content, indent=1, allow_nan=False)
 
     @property
     def training(self) -> str:

@@ -1,6 +1,5 @@
 """Rows of an evaluation, as CSV, JSON and a table on screen."""
 
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from marl_pool.evaluation.statistics.intervals import Interval
-from marl_pool.files import tables
-from marl_pool.files.atomic import new_binary_file, new_file
+from marl_pool.files import atomic, tables
 from marl_pool.files.manifest import sealed_json
 from marl_pool.files.reading import read_npz
 from marl_pool.utils.text import printable
@@ -174,9 +172,7 @@ def write_csv(path: Path, results: Iterable[Result], record: Mapping[str, Any]) 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
     """Write plain data, with a checksum that reveals a damaged file as ``"sha256"``."""
-    with new_file(path) as out:
-        json.dump(sealed_json(content), out, indent=2, allow_nan=False)
-        out.write("\n")
+    atomic.write_json(path, sealed_json(content), indent=2, allow_nan=False)
 
 
 def write_json(
@@ -197,7 +193,7 @@ def write_returns(path: Path, returns: np.ndarray) -> None:
     They are ``(rows, episodes)`` float64, in the order of the results; column j is the
     same environment in every row. NaN where nothing was measured.
     """
-    with new_binary_file(path) as out:
+    with atomic.new_binary_file(path) as out:
         np.savez_compressed(out, returns=returns)
 
 

@@ -6,6 +6,7 @@ following links, so that links in a folder from someone else cannot redirect a w
 """
 
 import errno
+import json
 import os
 import re
 import secrets
@@ -13,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from marl_pool.utils.errors import InputError
 
@@ -32,6 +33,13 @@ def new_file(file: Path) -> Iterator[TextIO]:
         with beside.open("x", newline="", encoding="utf-8") as out:
             yield out
         _replace(beside, file)
+
+
+def write_json(file: Path, content: Any, **options: Any) -> None:
+    """Write plain data as a JSON file; ``options`` are those of `json.dump`."""
+    with new_file(file) as out:
+        json.dump(content, out, **options)
+        out.write("\n")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from marl_pool.utils.errors import InputError, validate_module
+from marl_pool.utils.errors import InputError, one_line, validate_module
 from marl_pool.version import __version__
 
 PREFIX, FORM = "hf://", "hf://USER/NAME[@REVISION][/FOLDER]"
@@ -132,13 +132,13 @@ def explain_hub_errors(source: HubFolder) -> Iterator[None]:
         status = error.response.status_code
         hint = f"; {LOGIN}" if status in (401, 403) else ""
         raise InputError(
-            f"{source}: the hub refuses: {_reason(error)}{hint}"
+            f"{source}: the hub refuses: {one_line(error)}{hint}"
         ) from error
     except (errors.HTTPError, ConnectionError, errors.EntryNotFoundError) as error:
-        line = f"the hub cannot be reached: {_reason(error)}"
+        line = f"the hub cannot be reached: {one_line(error)}"
         raise InputError(f"{source}: {line}") from error
     except (errors.HFValidationError, errors.FileMetadataError) as error:
-        raise InputError(f"{source}: {_reason(error)}") from error
+        raise InputError(f"{source}: {one_line(error)}") from error
     except json.JSONDecodeError as error:
         line = "the answer is not the hub's; HF_ENDPOINT, if set, must be a hub"
         raise InputError(f"{source}: {line}") from error
@@ -194,7 +194,3 @@ def _validate_size(source: HubFolder, name: str, size: int, limit: int) -> None:
         raise InputError(
             f"{source}: {name}: expected at most {limit:,} bytes, got {size:,}"
         )
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from marl_pool.files.atomic import new_file
+from marl_pool.files.atomic import new_file, write_json
 from marl_pool.files.reading import read_json, read_yaml
 from marl_pool.utils.errors import InputError, explain_os_errors
 
@@ -48,9 +48,7 @@ def add_to_manifest(folder: Path, file: str) -> None:
 
 
 def _write(folder: Path, content: Mapping[str, Any]) -> None:
-    with new_file(folder / MANIFEST) as out:
-        json.dump(sealed_json(content), out, indent=1)
-        out.write("\n")
+    write_json(folder / MANIFEST, sealed_json(content), indent=1)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from torch.utils._pytree import tree_map
 from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.envs.contract import checked_observation
-from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.perturbations.base import ActionSpace, Perturbation, PerturbationState
 from marl_pool.policies.base import Policy, State
@@ -269,15 +267,7 @@ class LiveEpisode:
     def perceived(self) -> dict[str, Tokens]:
         """Return what the policies see now, and act on in the next step."""
         # The rollout has perturbed the first observation already.
-        return self.rollout.tokens if self.steps == 0 else self._perturbed()
-
-    def observe(self) -> dict[str, Tokens]:
-        """Return what there is to see now, unperturbed."""
-        with env_call(self.env, "an observation"):
-            return checked_observation(self.env)
-
-    def _perturbed(self) -> dict[str, Tokens]:
-        return self.rollout.perceived(self.observe())
+        return self.rollout.tokens if self.steps == 0 else self.rollout.perceived()
 
     def attention(self, tokens: Tokens, group: str) -> Tensor | None:
         """Return the weights ``(agents, N)`` of perceived tokens, mean over heads."""
@@ -293,7 +283,7 @@ class LiveEpisode:
         policies get memory for tokens that were added.
         """
         if self.steps == 0:
-            self.rollout.tokens = self._perturbed()
+            self.rollout.tokens = self.rollout.perceived()
         states, policies = self.rollout.states, self.rollout.policies
         for name, tokens in self.perceived().items():
             states[name] = resized(policies[name], states[name], tokens)

@@ -5,7 +5,6 @@ agents), ``model.safetensors`` (weights named module/parameter) and, optionally,
 ``manifest.json`` (checksums of both).
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,14 +13,15 @@ from threading import get_ident
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from marl_pool.files.atomic import make_folder, new_binary_file, new_file
+from marl_pool.files.atomic import make_folder, new_binary_file, write_json
 from marl_pool.files.hub import HubFolder, fetch, is_hub
 from marl_pool.files.manifest import MANIFEST, validate_intact, write_manifest
 from marl_pool.files.reading import ARRAY_BYTES, JSON_BYTES, read_json
+from marl_pool.files.tensors import write_tensors
 from marl_pool.options.construction import build
 from marl_pool.options.names import UntrustedError, name_of, trust
 from marl_pool.options.signatures import (
@@ -34,7 +34,7 @@ from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.tokens import TokenSpec
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, one_line
 from marl_pool.version import __version__
 
 FORMAT = 1
@@ -82,16 +82,12 @@ def save_policies(
     }
     # Join the weights of all modules in one file.
     weights = {
-        # Copies, since a file holds tied weights twice.
-        f"{name}/{key}": tensor.detach().cpu().clone().contiguous()
+        f"{name}/{key}": tensor
         for name, policy in modules.items()
         for key, tensor in policy.state_dict().items()
     }
-    # Written by Python and not by safetensors, so that a full disk is an OSError.
-    with new_binary_file(folder / WEIGHTS) as binary:
-        binary.write(save(weights))
-    with new_file(folder / CONFIG) as out:
-        out.write(json.dumps(config, indent=2) + "\n")
+    write_tensors(weights, folder / WEIGHTS)
+    write_json(folder / CONFIG, config, indent=2)
     write_manifest(folder, (CONFIG, WEIGHTS))
 
 
@@ -308,6 +304,5 @@ def _build(
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         # With a manifest, a damaged file has a more specific message.
         validate_intact(folder)
-        reason = " ".join(str(error).split())
-        raise InputError(f"{folder} is damaged or foreign: {reason}") from None
+        raise InputError(f"{folder} is damaged or foreign: {one_line(error)}") from None
     return policy.eval()

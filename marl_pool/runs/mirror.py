@@ -8,7 +8,6 @@ the best policy, its old content stands beside it.
 
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any, TypeVar
 
 from marl_pool.files import atomic
 from marl_pool.files.manifest import MANIFEST, problem_of
-from marl_pool.utils.errors import EXTRAS, InputError, install_hint
-from marl_pool.utils.text import printable
+from marl_pool.utils.errors import EXTRAS, InputError, install_hint, one_line
+from marl_pool.utils.text import print_line
 
 UNIT = re.compile(
     r"(checkpoints/iter_[0-9]{6,12}|trajectories/round_[0-9]+|policy|teacher)/.+"
@@ -106,7 +105,7 @@ class Mirror:
         except Exception as error:  # errors depend on the file system
             pending = {_unit(name) or name for name in self._changed(only)}
             names = _few(pending) or "what was removed"
-            self.problem = f"not mirrored to {self.url}: {names}: {_reason(error)}"
+            self.problem = f"not mirrored to {self.url}: {names}: {one_line(error)}"
             return False
         self.problem = ""
         return True
@@ -201,7 +200,9 @@ class Mirror:
                 break
             time.sleep(PAUSE * 2**attempt)
         if self._unknown:
-            _tell(f"{self.url}: not fetched, as no run has it: {_few(self._unknown)}")
+            print_line(
+                f"{self.url}: not fetched, as no run has it: {_few(self._unknown)}"
+            )
 
     def _fetch(self, only: Collection[str], exact: bool) -> bool:
         """Download once; return True if all folders are whole."""
@@ -248,7 +249,7 @@ class Mirror:
             self._fetched += new.stat().st_size
         if time.monotonic() - self._told >= INTERVAL:
             self._told = time.monotonic()
-            _tell(f"fetching {self.url}: {self._fetched / 1e6:,.1f} MB")
+            print_line(f"fetching {self.url}: {self._fetched / 1e6:,.1f} MB")
 
     # Helpers
 
@@ -271,7 +272,7 @@ class Mirror:
         except Exception as error:  # errors depend on the file system
             raise InputError(
                 f"storage: expected a place that can be read and written, got "
-                f"{self.url}: {_reason(error)}"
+                f"{self.url}: {one_line(error)}"
             ) from error
 
 
@@ -288,12 +289,12 @@ def _file_system(url: str) -> tuple[Any, str]:
     except ImportError as error:
         implementation = known_implementations.get(protocol, {}).get("class", "")
         module = implementation.partition(".")[0]
-        hint = install_hint(module) if module in EXTRAS else _reason(error)
+        hint = install_hint(module) if module in EXTRAS else one_line(error)
         raise InputError(f"storage: {url}: {hint}") from error
     except Exception as error:
         raise InputError(
             f"storage: expected a URL of fsspec, such as s3://bucket/runs or "
-            f"file:///folder, got {url}: {_reason(error)}"
+            f"file:///folder, got {url}: {one_line(error)}"
         ) from error
     return fs, str(root).rstrip("/")
 
@@ -336,10 +337,6 @@ def _few(names: Collection[str]) -> str:
     return ", ".join(sorted(names)[:SHOWN]) + suffix
 
 
-def _tell(line: str) -> None:
-    print(f"marl-pool: {printable(line)}", file=sys.stderr, flush=True)
-
-
 def _unit(name: str) -> str:
     match = UNIT.fullmatch(name)
     return match[1] if match else ""
@@ -370,7 +367,3 @@ def _manifest_last(name: str) -> tuple[bool, int]:
 
 def _bytes(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

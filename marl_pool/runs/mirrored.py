@@ -6,7 +6,6 @@ sweep at ``URL/SWEEP/trials/NAME``. Credentials are those that fsspec finds by i
 
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from marl_pool.runs.mirror import Mirror
 from marl_pool.runs.run import CONFIG, LOCK, OUTPUTS, VERSION, Run, files_in
 from marl_pool.runs.sweep import CONTENT, PROPOSALS, Sweep, proposal_name
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.text import is_url, printable, quoted
+from marl_pool.utils.text import is_url, print_line, quoted
 
 SAVED = re.compile(r"checkpoints/iter_(\d+)/manifest\.json")
 OF_SESSION = frozenset(
@@ -80,8 +79,7 @@ def mirrored(run: Run, storage: str | None) -> Iterator[Mirror | None]:
 
     def update() -> None:
         if not mirror.update():
-            text = printable(f"{mirror.problem}; the next upload tries again")
-            print(f"marl-pool: {text}", file=sys.stderr, flush=True)
+            print_line(f"{mirror.problem}; the next upload tries again")
 
     run.on_saved = update
     try:

@@ -15,12 +15,10 @@ crash or a power cut leaves the old content or the new (`marl_pool.files.atomic`
 Checksums detect later damage (`marl_pool.files.manifest`).
 """
 
-import json
 import math
 import re
 import secrets
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -37,7 +35,7 @@ from marl_pool.files import atomic, manifest
 from marl_pool.files.reading import read_json
 from marl_pool.runs.metrics import ITERATION, Metrics, free
 from marl_pool.utils.errors import InputError, explain_os_errors
-from marl_pool.utils.text import printable
+from marl_pool.utils.text import print_line
 from marl_pool.version import __version__
 
 if TYPE_CHECKING:
@@ -281,10 +279,7 @@ class Run:
             saved = [path for path in self.checkpoints() if not self.damage_of(path)]
             candidate = next(filter(None, map(self._best_at, reversed(saved))), None)
             if candidate is not None:
-                line = (
-                    f"{printable(error)}; restored from iteration {candidate.iteration}"
-                )
-                print(f"marl-pool: {line}", file=sys.stderr)
+                print_line(f"{error}; restored from iteration {candidate.iteration}")
             return candidate
         is_new = best is None or (candidate and best.iteration < candidate.iteration)
         return candidate if is_new else None
@@ -584,8 +579,7 @@ class Run:
             yield folder
             if best is None:
                 return
-            with atomic.new_file(folder / BEST) as out:
-                json.dump(best._asdict(), out)
+            atomic.write_json(folder / BEST, best._asdict())
             manifest.add_to_manifest(folder, BEST)
 
     def policy_path(self, checkpoint: Literal["best", "last"] | int = "best") -> Path:

@@ -5,7 +5,6 @@ run that trains; ``callbacks=[wandb]`` logs to Weights & Biases.
 """
 
 import os
-import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from typing_extensions import override
 from marl_pool.options.names import resolve
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import explain_missing_modules
-from marl_pool.utils.text import printable
+from marl_pool.utils.text import print_line
 
 CALLBACKS = {"wandb": "marl_pool.training.callbacks:WandB"}
 """Callbacks by short name."""
@@ -135,8 +134,7 @@ def _session(callback: Callback, run: Run) -> Iterator[None]:
             session.__exit__(type(error), error, error.__traceback__)
         except BaseException as other:
             if other is not error:
-                line = printable(f"a callback failed, too: {other!r}")
-                print(f"marl-pool: {line}", file=sys.stderr, flush=True)
+                print_line(f"a callback failed, too: {other!r}")
         raise
     with _failing():
         session.__exit__(None, None, None)

@@ -18,11 +18,10 @@ import torch
 
 from marl_pool.compiled.choice import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.options.names import inheritance
-from marl_pool.training.errors import one_line
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.signals import STOPPING, patience
-from marl_pool.utils.errors import InputError, StoppedError
-from marl_pool.utils.text import print_warning
+from marl_pool.utils.errors import InputError, StoppedError, one_line
+from marl_pool.utils.text import print_line
 
 RAY_ADDRESS = "RAY_ADDRESS"
 """Environment variable with the address of a cluster; Ray sets it within its jobs."""
@@ -190,7 +189,7 @@ def _start(num_cpus: int, runtime_env: Mapping[str, Any]) -> None:
                     f"ray did not start on this machine, twice: {one_line(error)}; try "
                     "again when the machine is less busy"
                 ) from error
-            print_warning(f"ray did not start, trying again: {one_line(error)}")
+            print_line(f"ray did not start, trying again: {one_line(error)}")
             ray.shutdown()
 
 
@@ -206,7 +205,7 @@ def _join(address: str, key: str, runtime_env: Mapping[str, Any]) -> None:
             "the cluster has a token, set RAY_AUTH_MODE=token here (docs/commands.md)"
         ) from error
     resources = ray.cluster_resources()
-    print_warning(
+    print_line(
         f"joined the ray cluster at {ray.get_runtime_context().gcs_address} ({key}): "
         f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
     )
@@ -243,9 +242,7 @@ def await_head(address: str) -> None:
                 raise
             if waited >= next_warning:
                 next_warning += JOIN_INTERVAL
-                print_warning(
-                    f"waiting for a ray cluster at {address}: {one_line(error)}"
-                )
+                print_line(f"waiting for a ray cluster at {address}: {one_line(error)}")
             time.sleep(min(0.5, JOIN_SECONDS - waited))
 
 
@@ -311,7 +308,7 @@ def validate_cluster(demand: Mapping[str, float], key: str = "resources") -> flo
     )
     if not may_grow():
         raise InputError(f"{key}: {shortage}")
-    print_warning(f"{key}: {shortage}: waiting for machines of the autoscaler")
+    print_line(f"{key}: {shortage}: waiting for machines of the autoscaler")
     return GROWTH_SECONDS
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from marl_pool.files.manifest import MANIFEST
 from marl_pool.runs.run import Run
-from marl_pool.utils.errors import StoppedError
-from marl_pool.utils.text import print_warning
+from marl_pool.utils.errors import StoppedError, one_line
+from marl_pool.utils.text import print_line
 
 START_ANOTHER = "there is nothing to resume, start another run"
 
@@ -16,7 +16,7 @@ class StepError(Exception):
     """Failure of an iteration after which training cannot continue."""
 
 
-def stopped(run: Run, where: str, reason: str) -> StoppedError:
+def stopped_error(run: Run, where: str, reason: str) -> StoppedError:
     """Build the error that ends a run; ``where`` is a place such as ``iteration 3``."""
     checkpoint = run.latest_checkpoint()
     note = "no checkpoint yet" if checkpoint is None else f"kept {checkpoint}"
@@ -25,11 +25,13 @@ def stopped(run: Run, where: str, reason: str) -> StoppedError:
 
 @contextmanager
 def writing(run: Run, where: str, item: str) -> Iterator[None]:
-    """Raise `stopped` if the disk is full or missing."""
+    """Raise `stopped_error` if the disk is full or missing."""
     try:
         yield
     except OSError as error:
-        raise stopped(run, where, f"cannot write {item}: {one_line(error)}") from error
+        raise stopped_error(
+            run, where, f"cannot write {item}: {one_line(error)}"
+        ) from error
 
 
 def checkpoint_to_resume(run: Run) -> Path | None:
@@ -55,11 +57,11 @@ def checkpoint_to_resume(run: Run) -> Path | None:
         raise StoppedError(f"{run.path} has {problem} {trace}; {START_ANOTHER}")
     # Warn of damage that does not prevent a resume.
     if damaged:
-        print_warning(f"{damaged}; continuing from {checkpoint}")
+        print_line(f"{damaged}; continuing from {checkpoint}")
     if checkpoint and (lost := run.policy_damage()):
-        print_warning(f"{run.policy_dir} is damaged: {lost}")
+        print_line(f"{run.policy_dir} is damaged: {lost}")
     if not damaged and checkpoint and not (checkpoint / MANIFEST).is_file():
-        print_warning(
+        print_line(
             f"{checkpoint} has no {MANIFEST}, so its integrity cannot be checked"
         )
     return checkpoint
@@ -68,9 +70,9 @@ def checkpoint_to_resume(run: Run) -> Path | None:
 def trim_log(run: Run, iteration: int) -> None:
     """Remove the rows logged after an iteration, and report damage in the others."""
     if not iteration and run.metrics_path.is_file():
-        print_warning(f"{run.path} has no checkpoint yet: it starts again from scratch")
+        print_line(f"{run.path} has no checkpoint yet: it starts again from scratch")
     if lost := run.resume_at(iteration):
-        print_warning(lost)
+        print_line(lost)
 
 
 @contextmanager
@@ -89,8 +91,3 @@ def reading(run: Run, checkpoint: Path) -> Iterator[None]:
         raise StoppedError(
             f"{checkpoint} cannot be read: {one_line(error)}; {advice}"
         ) from error
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error's message as one line of at most 200 characters."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

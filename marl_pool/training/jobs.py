@@ -203,7 +203,7 @@ def differences(
         actual: plain data, nested.
         ignored: dotted keys of settings, and top-level keys of whole sections.
     """
-    first, second = dict(_flat(expected)), dict(_flat(actual))
+    first, second = dict(flat_options(expected)), dict(flat_options(actual))
     return [
         f"{key}: expected {show(first.get(key))}, got {show(second.get(key))}"
         for key in first | second
@@ -235,9 +235,12 @@ def _absolute(source: str) -> str:
     return os.path.abspath(os.path.expanduser(source))
 
 
-def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def flat_options(
+    config: Mapping[str, Any], path: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the full key and the value of each option; an empty section is one."""
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{path}{key}.")
+            yield from flat_options(value, f"{path}{key}.")
         else:
             yield path + key, value

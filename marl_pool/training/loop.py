@@ -29,7 +29,7 @@ from marl_pool.training.signals import Interruptible
 from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.errors import InputError, StoppedError, described
 from marl_pool.utils.progress import Progress
-from marl_pool.utils.text import print_warning
+from marl_pool.utils.text import print_line
 from marl_pool.version import __version__
 
 
@@ -211,13 +211,13 @@ class TrainingLoop:
 
     def _failure(self, reason: str) -> str:
         where = f"after iteration {self.iteration}"
-        return str(errors.stopped(self.run, where, reason))
+        return str(errors.stopped_error(self.run, where, reason))
 
     def _train(self, build: Callable[[Path | None], TrainingMethod]) -> None:
         torch.set_num_threads(self.config.threads)
         on_cpu = self.config.device == "cpu"  # for a GPU the compiler warns itself
         if on_cpu and chosen_kernels() != "torch" and not has_kernel("cpu"):
-            print_warning(
+            print_line(
                 "no kernel was compiled, so torch computes everything, several times "
                 "slower: install g++ or clang, then marl_pool again"
             )
@@ -265,7 +265,7 @@ class TrainingLoop:
 
     def _report_changes(self, checkpoint: Path) -> None:
         if change := self.run.config_change(checkpoint):
-            print_warning(f"{change}: the run goes on with what it says now")
+            print_line(f"{change}: the run goes on with what it says now")
         origin = self.run.origin(checkpoint)
         changes = [
             f"{name} {origin[name]} is now {value}"
@@ -273,7 +273,7 @@ class TrainingLoop:
             if origin.get(name, value) != value
         ]
         if changes:
-            print_warning(
+            print_line(
                 f"{'; '.join(changes)}: the numbers of {self.run.path} are no longer "
                 "those of a run without a stop"
             )
@@ -296,7 +296,7 @@ class TrainingLoop:
                     raise
                 except (errors.StepError, InputError) as error:
                     where = method.where(number)
-                    raise errors.stopped(self.run, where, str(error)) from error
+                    raise errors.stopped_error(self.run, where, str(error)) from error
                 if step is None:
                     continue
                 # Log before saving: a checkpoint's manifest holds the row.

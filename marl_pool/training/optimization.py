@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from marl_pool.files.atomic import new_binary_file
+from marl_pool.files.tensors import write_tensors
 from marl_pool.utils.errors import InputError
 
 Tensors = Mapping[str, Tensor]
@@ -186,18 +186,6 @@ def load_moments(optimizer: Optimizer, tensors: Tensors) -> None:
         state[int(number)][name] = tensor.clone()
     if state:
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-
-
-def write_tensors(tensors: Tensors, file: Path) -> None:
-    """Write tensors as safetensors, all of them or none."""
-    # Clone them: safetensors refuses tensors that share memory, as tied weights do.
-    on_cpu = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
-    # Write by Python, so that a full disk is an OSError like any other.
-    with new_binary_file(file) as out:
-        out.write(save(on_cpu))
 
 
 def write_parts(parts: Mapping[str, Tensors], file: Path) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 from typing_extensions import override
 
@@ -84,17 +84,10 @@ class Interruptible(ExitStack):
     @override
     def __enter__(self) -> Self:
         with suppress(ValueError):  # only the main thread may handle signals
-            for number, previous in self.listen().items():
+            for number in STOPPING:
+                previous = signal.signal(number, self._stop)
                 self.callback(signal.signal, number, previous)
         return super().__enter__()
-
-    def listen(self) -> dict[signal.Signals, Any]:
-        """Handle the signals, also where the block has replaced their handlers.
-
-        Returns:
-            The handlers until now.
-        """
-        return {number: signal.signal(number, self._stop) for number in STOPPING}
 
     @property
     def requested(self) -> bool:

@@ -34,6 +34,17 @@ def without_reads() -> Iterator[None]:
 
 
 @contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """Let torch compute with ``count`` threads; None for as many as before."""
+    previous = torch.get_num_threads()
+    torch.set_num_threads(count or previous)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(previous)
+
+
+@contextmanager
 def without_denormals() -> Iterator[None]:
     """Round numbers nearer to 0 than the smallest normal one (1.2e-38 in float32) to 0.
 

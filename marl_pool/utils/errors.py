@@ -76,12 +76,17 @@ class RemoteError(Exception):
     """An error in another process; the message is what `described` returned there."""
 
 
+def one_line(error: BaseException) -> str:
+    """Return an error's message as one line of at most 200 characters."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 def described(error: BaseException) -> str:
     """Return an error's type, message and `place` in one line of bounded length."""
     if isinstance(error, RemoteError):
         return str(error)
-    message = " ".join(str(error).split())[:200]
-    return f"{type(error).__name__}: {message}".removesuffix(": ") + place(error)
+    message = f": {one_line(error)}" if str(error).strip() else ""
+    return f"{type(error).__name__}{message}{place(error)}"
 
 
 def place(error: BaseException) -> str:

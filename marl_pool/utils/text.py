@@ -26,8 +26,8 @@ def printable(text: object) -> str:
     )
 
 
-def print_warning(line: str) -> None:
-    """Print a warning that stops nothing, to stderr."""
+def print_line(line: object) -> None:
+    """Print a line of the program itself to stderr, not of its results."""
     print(f"marl-pool: {printable(line)}", file=sys.stderr, flush=True)
 
 

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from marl_pool.utils.devices import torch_threads
+
 CPU = torch.device("cpu")
 _UNKNOWN_TYPE, _NO_MEMORY = 1, 2  # Status of kernel.hpp
 _SHAPE, _DTYPE, _IS_CPU = map(operator.attrgetter, ("shape", "dtype", "is_cpu"))
@@ -37,13 +39,11 @@ def threads_for_kernel() -> Iterator[None]:
     Torch's threads synchronize at every small operation. Where another process uses a
     core they cost several times what they gain; the kernel's meet once a call.
     """
-    threads = torch.get_num_threads()
-    token = _threads.set(threads)
-    torch.set_num_threads(1)
+    token = _threads.set(torch.get_num_threads())
     try:
-        yield
+        with torch_threads(1):
+            yield
     finally:
-        torch.set_num_threads(threads)
         _threads.reset(token)
 
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from marl_pool.envs.description import describe_env
-from marl_pool.files.atomic import new_file, new_folder
+from marl_pool.files.atomic import new_folder, write_json
 from marl_pool.options.names import resolve
 from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.perturbations.actions import ActionPerturbation
@@ -319,8 +319,7 @@ class CloningMethod(TrainingMethod):
         self.save_policy(checkpoint / "policy")
         self.learner.save(checkpoint)
         counts = {name: getattr(self, name) for name in COUNTS}
-        with new_file(checkpoint / PROGRESS) as out:
-            json.dump(counts, out)
+        write_json(checkpoint / PROGRESS, counts)
 
     @override
     def restore(self, checkpoint: Path) -> None:

@@ -5,21 +5,21 @@ describes it, and ``manifest.json`` with the checksums. The teacher plays in rou
 the student in later rounds.
 """
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.description import describe_env, validate_env_change
-from marl_pool.files.atomic import new_binary_file, new_file, new_folder
+from marl_pool.files.atomic import new_folder, write_json
 from marl_pool.files.manifest import validate_intact, write_manifest
 from marl_pool.files.reading import read_json
+from marl_pool.files.tensors import write_tensors
 from marl_pool.policies.base import SequencePolicy
 from marl_pool.training.cloning.sampler import Augmentation
 from marl_pool.training.cloning.settings import CloneConfig
@@ -32,7 +32,7 @@ from marl_pool.training.cloning.trajectories import (
     Trajectories,
     join,
 )
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, one_line
 from marl_pool.utils.progress import Progress
 from marl_pool.utils.randomness import VALIDATION_ENVS
 from marl_pool.version import __version__
@@ -63,16 +63,16 @@ def save_round(
     # Write the files into a new folder, which takes its name when it is complete.
     with new_folder(path) as folder:
         for name, side in sides.items():
-            tensors = {part: tensor.contiguous() for part, tensor in side.steps.items()}
-            tensors |= {part: getattr(side, part) for part in PER_TRAJECTORY}
+            tensors = {
+                **side.steps,
+                **{part: getattr(side, part) for part in PER_TRAJECTORY},
+            }
             # Store only the rows in use, and renumber them.
             if rows is not None:
                 tensors[TABLE], numbers = rows.select(side.steps[NUMBERS])
                 tensors[NUMBERS] = numbers.int()
-            with new_binary_file(folder / f"{name}.safetensors") as binary:
-                binary.write(save(tensors))
-        with new_file(folder / ABOUT) as out:
-            out.write(json.dumps(description, indent=1) + "\n")
+            write_tensors(tensors, folder / f"{name}.safetensors")
+        write_json(folder / ABOUT, description, indent=1)
         write_manifest(folder)
 
 
@@ -94,8 +94,9 @@ def load_round(path: Path, rows: RowTable | None) -> Sides:
     except InputError as error:
         raise InputError(f"trajectories: {error}") from error
     except (SafetensorError, OSError, LookupError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"trajectories: {path} is damaged: {reason}") from error
+        raise InputError(
+            f"trajectories: {path} is damaged: {one_line(error)}"
+        ) from error
 
 
 def read_about(path: Path) -> dict[str, Any]:

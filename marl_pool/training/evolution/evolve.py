@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.description import validate_env_change
-from marl_pool.files.atomic import new_binary_file, new_file
+from marl_pool.files.atomic import new_binary_file, write_json
 from marl_pool.files.reading import read_npz
 from marl_pool.options.construction import build
 from marl_pool.policies.agent import Agent, load_vector, to_vector
@@ -224,8 +224,7 @@ class EvolutionMethod(TrainingMethod):
         self._save_vector(self.strategy.favourite, checkpoint / "policy")
         self._save_vector(self.best, checkpoint / BEST)
         counts = {name: getattr(self, name) for name in COUNTED}
-        with new_file(checkpoint / STATE) as out:
-            json.dump(counts, out)
+        write_json(checkpoint / STATE, counts)
 
     @override
     def restore(self, checkpoint: Path) -> None:

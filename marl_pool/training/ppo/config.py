@@ -18,7 +18,6 @@ from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.turns import steps_of_agent
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import TokenSpec
-from marl_pool.training.errors import one_line
 from marl_pool.training.fixed_policies import frozen_module, load_fixed, zero_tokens
 from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.learner import (
@@ -39,7 +38,7 @@ from marl_pool.training.ppo.module import (
 )
 from marl_pool.training.ppo.runner import RUNNER, BatchedEnvRunner, RunnerSettings
 from marl_pool.training.settings import TrainConfig
-from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.errors import InputError, UnfitTokensError, one_line
 from marl_pool.utils.randomness import process_seed
 
 MAX_RESTARTS = 3

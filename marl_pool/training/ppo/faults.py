@@ -15,8 +15,8 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from typing_extensions import override
 
 from marl_pool.runs.run import Run
-from marl_pool.training.errors import print_warning
 from marl_pool.utils.errors import InputError, described
+from marl_pool.utils.text import print_line
 
 LOGGERS = ("ray.rllib.utils.actor_manager", "ray.rllib.env.env_runner_group")
 """Loggers to which RLlib writes the tracebacks of its processes."""
@@ -84,7 +84,7 @@ def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
     waiting = list(runners._worker_manager.actors().values())
     if not waiting or runners.num_healthy_remote_env_runners():
         return
-    print_warning(f"all runners died; waiting up to {seconds:g} s for a restart")
+    print_line(f"all runners died; waiting up to {seconds:g} s for a restart")
     # Ping all runners in turn until one answers or none can come back.
     while waiting and time.monotonic() < deadline:
         for runner in list(waiting):

@@ -1,10 +1,9 @@
 """RLlib's env runner around `Rollout`, which steps a batch of environments."""
 
-import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -46,7 +45,7 @@ from marl_pool.training.ppo.trajectories import (
     trajectory_rows,
 )
 from marl_pool.training.settings import TrainConfig
-from marl_pool.utils.devices import without_denormals
+from marl_pool.utils.devices import torch_threads, without_denormals
 from marl_pool.utils.randomness import process_seed, seed_process
 
 RUNNER = "runner"
@@ -211,7 +210,11 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             with limit_calls(limit if self.worker_index else None):
                 if self.rollout is None:
                     self.rollout = self._new_rollout()
-                with _one_thread():
+                # A step of a few dozen environments is many small operations. More
+                # threads make it slightly faster on an idle machine, and many times
+                # slower when another process uses a core, because they synchronize at
+                # every operation.
+                with torch_threads(1):
                     fragments = self._fragment(self.rollout, steps)
                     converted = [
                         (name, convert(name, *fragment))
@@ -402,19 +405,3 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
 
 def _tensors(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Limit torch to one thread.
-
-    A step of a few dozen environments is many small operations. More threads make it
-    slightly faster on an idle machine, and many times slower when another process uses
-    a core, because they synchronize at every operation.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

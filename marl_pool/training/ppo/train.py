@@ -23,10 +23,10 @@ from ray.rllib.utils.metrics import (
 )
 from typing_extensions import override
 
-from marl_pool.files.atomic import new_file
+from marl_pool.files.atomic import write_json
 from marl_pool.runs.run import LEARNER, NEWEST, RETURN, Run
 from marl_pool.training import cluster
-from marl_pool.training.errors import StepError, print_warning
+from marl_pool.training.errors import StepError
 from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.ppo import learner
@@ -57,7 +57,7 @@ from marl_pool.training.ppo.warm_start import (
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.signals import patience
 from marl_pool.utils.errors import StoppedError
-from marl_pool.utils.text import quoted
+from marl_pool.utils.text import print_line, quoted
 
 RETURN_WINDOW = 128
 """Number of episodes averaged in the logged mean return."""
@@ -147,7 +147,7 @@ class PPOMethod(TrainingMethod):
             way = f"resume with: marl-pool resume {quoted(self.run.path)}"
             ray = cluster.ray_session(resources.address, num_cpus=count, resume=way)
         elif resources.address:
-            print_warning(
+            print_line(
                 "resources.address: not used, as the run has neither "
                 "num_env_runners nor num_learners"
             )
@@ -225,7 +225,7 @@ class PPOMethod(TrainingMethod):
             first_kl = float(metrics.get(learner.FIRST_KL, 0.0))
             if not (first_kl <= MOST_FIRST_KL or self.has_overflowed):
                 self.has_overflowed = True
-                print_warning(
+                print_line(
                     f"iteration {iteration}: first_kl of module {module!r} is "
                     f"{first_kl:.2g}, where 0 is right: its action probabilities are "
                     "too extreme for float32; try a smaller policy.init_std or ppo.lr"
@@ -315,8 +315,7 @@ class PPOMethod(TrainingMethod):
             "seconds": self.seconds,
             "returns": {group: list(last) for group, last in self.returns.items()},
         }
-        with new_file(checkpoint / "progress.json") as out:
-            json.dump(progress, out)
+        write_json(checkpoint / "progress.json", progress)
 
     @override
     def restore(self, checkpoint: Path) -> None:

@@ -17,13 +17,13 @@ from torch import nn
 from typing_extensions import override
 
 from marl_pool.compiled import compile_parts
-from marl_pool.files.atomic import make_folder, new_file
+from marl_pool.files.atomic import make_folder, write_json
 from marl_pool.files.manifest import add_to_manifest, validate_intact
+from marl_pool.files.tensors import write_tensors
 from marl_pool.options.construction import build
 from marl_pool.runs.run import Run
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
-from marl_pool.training.optimization import write_tensors
 from marl_pool.training.supervised import TASKS
 from marl_pool.training.supervised.learner import (
     FoldLearner,
@@ -38,7 +38,7 @@ from marl_pool.training.supervised.results import (
 )
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Task
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, one_line
 
 PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
 BATCHES = 2
@@ -187,8 +187,7 @@ def _best_network(run: Run, task: Task, seed: int, fold: int) -> nn.Module:
     try:
         network.load_state_dict(load_file(file))
     except (OSError, SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{file} cannot be read: {reason}") from error
+        raise InputError(f"{file} cannot be read: {one_line(error)}") from error
     return network.eval()
 
 
@@ -331,8 +330,7 @@ class FitMethod(TrainingMethod):
     def save(self, checkpoint: Path) -> None:
         self.learner.save(checkpoint)
         state = {"fold": self.fold, "results": list(map(asdict, self.results))}
-        with new_file(checkpoint / PROGRESS) as out:
-            json.dump(state, out)
+        write_json(checkpoint / PROGRESS, state)
 
     @override
     def restore(self, checkpoint: Path) -> None:

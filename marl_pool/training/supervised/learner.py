@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.compiled import compile_parts
-from marl_pool.files.atomic import new_file
+from marl_pool.files.atomic import write_json
 from marl_pool.training.optimization import (
     descend,
     load_moments,
@@ -301,8 +301,7 @@ class FoldLearner:
             "best_adam": self.best_moments,
         }
         write_parts(parts, folder / STATE)
-        with new_file(folder / COUNTS) as out:
-            json.dump({name: getattr(self, name) for name in COUNTED}, out)
+        write_json(folder / COUNTS, {name: getattr(self, name) for name in COUNTED})
 
     def restore(self, folder: Path) -> None:
         """Restore what a learner of the same options has saved."""

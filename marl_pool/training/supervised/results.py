@@ -1,13 +1,12 @@
 """``results.json`` of a supervised run: each fold, and their mean and spread."""
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from marl_pool.files.atomic import new_file
+from marl_pool.files.atomic import write_json
 from marl_pool.files.manifest import is_intact_json, sealed_json
 from marl_pool.files.reading import read_json
 from marl_pool.runs.run import CONFIG, Run
@@ -59,8 +58,7 @@ def write_results(
         "sd_over_folds": over_folds(stdev) if len(folds) > 1 else None,
         "pictures": [str(path.relative_to(run.path)) for path in pictures],
     }
-    with new_file(run.path / FILE) as out:
-        json.dump(sealed_json(document), out, indent=1)
+    write_json(run.path / FILE, sealed_json(document), indent=1)
     return document
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from ray.rllib.utils.metrics import ALL_MODULES, ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
 from marl_pool.compiled.choice import use_kernels
@@ -21,7 +20,7 @@ from marl_pool.training.ppo.runner import SAMPLE_SECONDS
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.supervised.fit import duration, price
 from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.utils.devices import without_denormals
+from marl_pool.utils.devices import torch_threads, without_denormals
 
 SEED = "seed"
 """Key whose values are repetitions; a cell is a combination of the other values."""
@@ -167,10 +166,12 @@ def measure(config: TrainConfig | FitConfig) -> Throughput | None:
 
     Ray must be initialized.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.threads)
     try:
-        with use_kernels(config.kernels, config.device), without_denormals():
+        with (
+            torch_threads(config.threads),
+            use_kernels(config.kernels, config.device),
+            without_denormals(),
+        ):
             if isinstance(config, TrainConfig):
                 return _time_ppo(config)
             # Of a fit, the duration of an epoch, including its part of the tests.
@@ -180,8 +181,6 @@ def measure(config: TrainConfig | FitConfig) -> Throughput | None:
     except Exception:
         # The trial itself reports the failure later, and the other trials continue.
         return None
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _time_ppo(config: TrainConfig) -> Throughput:

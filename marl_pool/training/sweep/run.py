@@ -10,7 +10,7 @@ import ray
 from marl_pool.runs.sweep import Sweep, Trial, naming
 from marl_pool.training import cluster
 from marl_pool.training.callbacks import callback_classes
-from marl_pool.training.errors import checkpoint_to_resume, print_warning
+from marl_pool.training.errors import checkpoint_to_resume
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.settings import SweepSettings
@@ -22,7 +22,7 @@ from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.schedule import Scheduler, bundles, saved
 from marl_pool.training.sweep.trial import Outcome
 from marl_pool.utils.errors import InputError, StoppedError
-from marl_pool.utils.text import quoted
+from marl_pool.utils.text import print_line, quoted
 
 if TYPE_CHECKING:
     from marl_pool.training.sweep.search import Search
@@ -157,7 +157,7 @@ def _report_damage(
         else:
             run.recover()
         if problem := run.metrics_problem():
-            print_warning(f"{run.path}: {problem}")
+            print_line(f"{run.path}: {problem}")
 
 
 def _validate_parts(

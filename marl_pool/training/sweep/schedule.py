@@ -15,14 +15,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from marl_pool.runs.mirrored import restore
 from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Sweep, Trial
-from marl_pool.training.errors import one_line
 from marl_pool.training.jobs import JOBS, Job
 from marl_pool.training.settings import ResourceSettings, SweepSettings, TrainConfig
 from marl_pool.training.signals import Interruptible
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.trial import Outcome, run_trial
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, one_line
 
 MAX_DEATHS = 2
 """Restarts of a trial whose process died, from its last checkpoint."""
