@@ -36,7 +36,7 @@ def new_file(file: Path) -> Iterator[TextIO]:
 
 
 def write_json(file: Path, content: Any, **options: Any) -> None:
-    """Write plain data as a JSON file; ``options`` are those of `json.dump`."""
+    """Write plain data as a JSON file; ``options`` go to `json.dump`."""
     with new_file(file) as out:
         json.dump(content, out, **options)
         out.write("\n")
