@@ -94,9 +94,33 @@ ADVICE = (
         ("max",),
         seeds=(0,),
     ),
+    Advice(
+        "As trained, without layers, neither avg nor max but ada.",
+        "clean",
+        "depth == 0",
+        ("ada",),
+        ("avg", "max"),
+        seeds=(0, 1),
+    ),
+    Advice(
+        "If one thing is signal in training and more will come, not ada but power.",
+        "share",
+        "(tokens == 8 and share == '1/8') or (tokens == 32 and share == '1/32')",
+        ("power",),
+        ("ada",),
+        seeds=(0, 1),
+    ),
+    Advice(
+        "If the number of tokens will change, behind one layer, not cls but ada.",
+        "tokens",
+        "depth == 1",
+        ("ada",),
+        ("cls",),
+        seeds=(0, 1, 2, 3),
+    ),
 )
 """The first two were written before a score of the map was seen, but for the heads that
-seeds choose."""
+seeds choose; the others, before the seeds that test them were there."""
 
 
 def answered(table: pd.DataFrame, question: str) -> pd.DataFrame:
