@@ -52,8 +52,9 @@ class Advice(NamedTuple):
         sentence: as the page has it.
         question: key of `QUESTIONS`.
         cells: condition on `CELL`, for `pandas.DataFrame.query`.
-        better: heads; none for the best of each cell on the seeds that made it.
-        worse: heads; none for the worst of each cell on the seeds that made it.
+        better: heads; none for the best of each cell on the seeds that made it, among
+            those that other seeds have.
+        worse: heads; none for the worst of each cell, likewise.
         matters: "yes" if their mean difference is claimed to be `MARGIN` or more, else
             "no".
         seeds: that made it, none of a prediction; the others test it.
@@ -256,9 +257,10 @@ def differences(advice: Advice, table: pd.DataFrame) -> np.ndarray:
         is_seen = group.index.get_level_values("seed").isin(advice.seeds)
         better, worse = advice.better, advice.worse
         if not (better and worse):
-            if not is_seen.any():
+            if not is_seen.any() or is_seen.all():
                 continue
-            best, worst = extremes(group[is_seen])
+            is_tested = group[~is_seen].notna().any()
+            best, worst = extremes(group.loc[is_seen, is_tested])
             better, worse = better or (best,), worse or (worst,)
         unseen = group.loc[~is_seen].reindex(columns=[*{*better, *worse}]).dropna()
         values += [*(unseen[[*better]].mean(axis=1) - unseen[[*worse]].mean(axis=1))]
