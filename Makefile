@@ -16,8 +16,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run -m )pytest --durations=40 --durations-min=5
 PAIR := -n 2 --dist worksteal
-# A file's slow tests share a run, and a worker's files a cluster.
-FILES := -n 2 --dist loadfile
+# A file's slow tests share a run, and a worker's files a cluster. Without reordering, as
+# xdist would leave files with few tests, which take longest, to the end.
+FILES := -n 2 --dist loadfile --no-loadscope-reorder
 HIGHWAY := $(shell sed -n '/^highway-env==/p' constraints.txt)
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
@@ -29,6 +30,9 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
+# A kernel of other sources is not used, so it is built again when they change.
+KERNEL := CMakeLists.txt $(wildcard marl_pool/compiled/native/src/*.[ch]pp)
+
 # torch first and alone: its index may differ from that of the rest.
 $(BIN)/.torch: constraints.txt
 	@echo "Installing torch and the rest into $(VENV), without output: minutes, 3 GB or more."
@@ -37,11 +41,11 @@ $(BIN)/.torch: constraints.txt
 	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	touch $@
 
-$(BIN)/.demo: $(BIN)/.torch pyproject.toml
+$(BIN)/.demo: $(BIN)/.torch pyproject.toml $(KERNEL)
 	$(PIP) --editable '.[rllib,plots]'
 	touch $@
 
-$(BIN)/.dev: $(BIN)/.torch pyproject.toml
+$(BIN)/.dev: $(BIN)/.torch pyproject.toml $(KERNEL)
 	$(PIP) --editable '.[rllib,plots,evolve,analysis,atari,box2d,bullet,mujoco,play,zoo,dev]'
 	$(PIP) --no-deps $(HIGHWAY)  # its pygame is the pygame-ce that is there
 	touch $@

@@ -2,8 +2,8 @@
 
     python examples/custom_env.py
 
-Arguments are overrides, as for ``marl-pool train``. An environment that is a PettingZoo
-``ParallelEnv`` already needs no code: ``env=pettingzoo env.module=my_envs:make``.
+Arguments are overrides, as for ``marl-pool train``. An existing PettingZoo
+``ParallelEnv`` needs no code: ``env=pettingzoo env.module=my_envs:make``.
 """
 
 import argparse
@@ -17,23 +17,22 @@ from marl_pool.tokens import Tokens, TokenSpec
 
 
 class Reach(BatchedEnv):
-    """An agent in the plane that is to reach the nearest of several targets.
+    """An agent in the plane that has to reach the nearest of several targets.
 
     Args:
-        num_targets: how many there are.
+        num_targets: number of targets.
         **common: see the base class.
     """
+
+    state_names = ("points",)
 
     def __init__(
         self, num_envs, *, num_targets: int = 3, max_steps: int = 20, **common
     ):
         super().__init__(num_envs, max_steps=max_steps, **common)
         self.points = torch.zeros(num_envs, 1 + num_targets, 2)  # the agent is first
-        self.spec = TokenSpec(1 + num_targets, 2, ("self", "target"), positions=(0, 1))
-
-    @property
-    def groups(self):
-        return {"agent": AgentGroup(1, self.spec, spaces.Box(-1.0, 1.0, (2,)))}
+        spec = TokenSpec(1 + num_targets, 2, ("self", "target"), positions=(0, 1))
+        self.groups = {"agent": AgentGroup(1, spec, spaces.Box(-1.0, 1.0, (2,)))}
 
     def observe(self):
         """Positions relative to the agent: (num_envs, agents, tokens, 2)."""
@@ -52,9 +51,6 @@ class Reach(BatchedEnv):
         self.points[:, 0] += 0.1 * actions["agent"][:, 0]
         distances = (self.points[:, 1:] - self.points[:, :1]).norm(dim=-1)
         return {"agent": -distances.amin(1, keepdim=True)}, distances.amin(1) < 0.05
-
-    def _tensors(self):
-        return {"points": self.points}
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class GatedSum(Pooling):
     def forward(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Pool (B, N, D) to (B, D); tokens under padding are zero already."""
+        """Pool (B, N, D) to (B, D); padded tokens are already zero."""
         return self.scale * (self.gate(x).sigmoid() * x).sum(dim=1)
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="as for marl-pool train")
     vectors = GatedSum(64)(torch.randn(32, 10, 64))
     print(tuple(vectors.shape))
-    # The name is stored in the run, so that it can be found again: module:Class.
+    # The run stores the name module:Class, by which the class is found again.
     head = {"name": "custom_pooling:GatedSum", "scale": 0.05}
     run = marl_pool.train("time_limit=60", *parser.parse_args().overrides, pooling=head)
     print(f"{run.path}: last return {run.rows()[-1]['return_mean']:.2f}")

@@ -3,7 +3,7 @@
     python examples/evaluate.py
     python examples/evaluate.py runs/max/policy --env simple_centroid --episodes 256
 
-Without a folder it plays a CartPole agent that is shipped with the package. Needs no
+Without a folder it plays a CartPole agent that comes with the package. It does not need
 ray.
 """
 

@@ -1,10 +1,10 @@
-"""Measure how robust a model of Stable-Baselines3 is on HighwayEnv, in its own space.
+"""Measure the robustness of a Stable-Baselines3 model on HighwayEnv, in its own space.
 
     pip install marl-pool stable-baselines3 highway-env
     python examples/highway.py --timesteps 20000
 
-An intersection shows rows of vehicles, a table whose first column is 1 where there is
-one. The model reads it as one long vector, so it matters to it which vehicle is where.
+An observation is a table with a row per vehicle, whose first column is 1 if the vehicle
+is present. The model reads it as one long vector, so it depends on the order of rows.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from stable_baselines3 import PPO
 import marl_pool
 
 ID = "intersection-v2"
-# Perturbations that spare the observer know it by the name self.
+# Perturbations that spare the observer recognize it by the type self.
 ROWS = {"presence": 0, "token_types": ["self"] + ["vehicle"] * 14, "positions": [1, 2]}
 
 

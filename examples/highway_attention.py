@@ -4,7 +4,7 @@
     python examples/highway_attention.py --timesteps 20000 --out attention.png
 
 Each row of an observation is a vehicle, the first one the agent's own; the column
-``presence`` says which rows are vehicles at all.
+``presence`` says which rows are used.
 """
 
 import argparse

@@ -4,10 +4,10 @@
     python examples/ppo_sets.py                                # 1 M steps
     python examples/ppo_sets.py --pooling max --counts 1-31-0 --seed 1
 
-The agent sees 31 entities as tokens, of which it shall stay near the centroid of three.
-A transformer without positions and a pooling head make one vector of the set, so that
-neither the order nor the number of entities is fixed. In the manner of CleanRL
-(https://github.com/vwxyzjn/cleanrl): read it from top to bottom.
+The agent sees 31 entities as tokens and has to stay near the centroid of three of them.
+A transformer without positions and a pooling head reduce the set to one vector, so that
+neither the order nor the number of entities is fixed. The style follows CleanRL
+(https://github.com/vwxyzjn/cleanrl): read the file from top to bottom.
 
 It is the algorithm of ``marl-pool train experiment=simple_centroid`` in plain torch,
 without ray, checkpoints, several agents and compiled kernels.
@@ -45,20 +45,20 @@ class Settings:
     num_steps: int = 32  # of each environment, in one batch
     num_minibatches: int = 4
     num_epochs: int = 3
-    lr: float = 3.5e-3  # falls to 0 along a line
+    lr: float = 3.5e-3  # decays linearly to 0
     gamma: float = 0.9
     gae_lambda: float = 0.9
     clip: float = 0.2
     value_coeff: float = 0.3
     grad_clip: float = 10.0
     threads: int = 1
-    suite: str = "quick"  # of perturbations, after training
+    suite: str = "quick"  # perturbations to evaluate after training
     episodes: int = 256
     out: Path | None = None  # folder for the suite's tables and plots
 
 
 class Block(nn.Module):
-    """Pre-norm transformer layer, which no order of the tokens changes."""
+    """Pre-norm transformer layer, equivariant to the order of the tokens."""
 
     def __init__(self, dim: int = 8, num_heads: int = 8, dim_ff: int = 32) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Block(nn.Module):
 
 
 class Agent(nn.Module):
-    """Tokens, a transformer, a pooling head, and two perceptrons on its vector."""
+    """Token embedding, transformer, pooling head, and two MLPs on the pooled vector."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ def init_weights(module: nn.Module) -> None:
 
 
 class Player:
-    """Play a trained agent: the most likely action for each observation."""
+    """A trained agent that takes the most likely action for each observation."""
 
     def __init__(self, agent: Agent, actions: gymnasium.spaces.Box) -> None:
         self.agent, self.actions = agent, actions
@@ -250,7 +250,7 @@ def train(settings: Settings) -> Player:
                 to_space(action, space)
             )
             over = terminated | truncated
-            # An episode that only ran out of time is worth what its last state is.
+            # A truncated episode is worth its rewards plus the value of its last state.
             end_value = torch.zeros_like(value)
             if truncated.any():
                 rows = truncated.nonzero()[0]

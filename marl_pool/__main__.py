@@ -7,8 +7,8 @@ import sys
 
 def main() -> int:
     """Run the command; Ctrl-C ends it quietly from the first import on."""
-    # By default threads of torch on Linux wait for each other for milliseconds before
-    # they give their core away: beside another process each operation would cost that.
+    # By default torch's OpenMP threads on Linux spin for milliseconds before they yield
+    # their core, which every operation would pay for beside another process.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:

@@ -32,13 +32,13 @@ def validate_finite(
         group: the agents' group, for the message.
         tokens: observations ``(T, num_envs, agents)``, perturbed.
         logits: parameters of the action distributions ``(T, num_envs, agents, L)``.
-        rewards: ``(T, num_envs, agents)``. Parts that are None are not looked at.
+        rewards: ``(T, num_envs, agents)``. Parts that are None are not checked.
         states: what critics read, ``(T, num_envs, agents)``.
         env_ids: ``(num_envs,)`` numbers of the environments, for the message.
         first_steps: ``(T, num_envs)`` numbers of the steps in their episodes, or
-            ``(num_envs,)`` if T is 1, for the message; None for 0, 1, … A reward counts
-            to the step after its observation.
-        playing: ``(num_envs,)`` bool, environments to look at; None for all.
+            ``(num_envs,)`` if T is 1, for the message; None for 0, 1, … A reward
+            belongs to the step after its observation.
+        playing: ``(num_envs,)`` bool, environments to check; None for all.
     """
     pairs = ("observations", tokens), ("states", states)
     sets = {kind: part for kind, part in pairs if part is not None}
@@ -69,7 +69,7 @@ def validate_finite(
 
 
 def require_numbers(outputs: Tensor) -> None:
-    """Raise `NonFiniteError` if what a network made of an observation has NaN."""
+    """Raise `NonFiniteError` if a network's outputs for an observation contain NaN."""
     if outputs.isnan().any():
         raise NonFiniteError(
             "observation: expected finite numbers, got some for which the network's "
@@ -84,7 +84,7 @@ def _bad(numbers: Tensor) -> Tensor:
 
 
 def _may_be_bad(parts: Iterable[Tensor]) -> bool:
-    # NaN and infinity reach a sum, which costs far less than a test of each number; a
-    # sum of finite numbers may be infinite too. Bytes are always finite.
+    # NaN and infinity carry over to the sum, which costs far less than a test of each
+    # number; a sum of finite numbers may overflow too. Bytes are always finite.
     sums = [part.sum() for part in parts if part.is_floating_point()]
     return not math.isfinite(float(sum(sums)))  # one read

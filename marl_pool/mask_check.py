@@ -3,32 +3,34 @@
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, like
 from marl_pool.utils.errors import InputError
 
 Key = str | int
 Parts = dict[Any, Tensor]
 
 DRAWS = 8
-"""Changes of an entity that are tried before it counts as ignored."""
+"""Random changes of an entity that are tried before it counts as ignored."""
 ADDED = 3
-"""Padded slots that the check of their number appends."""
+"""Padded slots that the check ``amount`` appends."""
 NEAR_ZERO = 1e-6
 JUMP = 1e-3
-"""Relative change of the output, between features near zero and zero, that is none."""
+"""Largest relative change of the output, from features near zero to zero, that is no
+jump."""
 TOLERANCES = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
     torch.float16: 0.02,
     torch.bfloat16: 0.1,
 }
-"""Relative change of the output, by dtype, that counts as rounding."""
+"""Largest relative change of the output, by dtype, that counts as rounding."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class MaskReport:
     failures: dict[str, str]
     """A sentence for each check that failed."""
     skipped: dict[str, str]
-    """The reason for each check that could not be made."""
+    """The reason for each check that could not be run."""
     passed: tuple[str, ...]
     """Names of the checks that passed."""
 
@@ -64,26 +66,26 @@ def check_mask(
     per_entity: bool = False,
     seed: int = 0,
 ) -> MaskReport:
-    """Check how a model of sets treats padding; any torch model, not only ours.
+    """Check how a model of sets treats padding; it may be any torch model.
 
     ==========  ====================================================================
     check       the output must …
     ==========  ====================================================================
     repeated    be the same in two calls
     content     not depend on the numbers under padding
-    nan         not become NaN where they are NaN
+    nan         not change where these numbers are NaN
     amount      not depend on the number of padded slots
-    place       not depend on where among the entities they stand
+    place       not depend on the position of padding among the entities
     order       not depend on the order of the entities (``invariant``)
     entities    depend on each entity
     zero        not jump where all features of an entity become 0, as it does if
                 zeros are taken for padding
     empty       be finite for a set without entities, whatever stands under padding
     batch       be the same beside a set without entities, with finite gradients
-    float16     pass content and empty in this precision; and so for bfloat16
+    float16     pass content and empty in this precision; likewise bfloat16
     ==========  ====================================================================
 
-    A module is called in evaluation mode and, if it can, in float64, as a copy.
+    A module is copied, and called in evaluation mode and, if possible, in float64.
 
     Example:
         >>> def mean(x, padding):
@@ -98,24 +100,24 @@ def check_mask(
     Args:
         model: called with the tensors of ``observation``; returns a tensor or any
             nesting of tensors, batch first. Integer results are ignored.
-        observation: ``(B, N, F)`` features; or a tuple of tensors, which are passed one
-            by one; or a mapping or `Tokens`, which is passed whole. Tensors ``(B, N,
-            …)`` hold the entities, the mask is ``(B, N)``, and all others stay as they
-            are. Some sets should have padding.
+        observation: ``(B, N, F)`` features; or a tuple of tensors, passed as separate
+            arguments; or a mapping or `Tokens`, passed as one. Tensors ``(B, N, …)``
+            hold the entities, the mask is ``(B, N)``, and all others are left
+            unchanged. Some sets should have padding.
         mask: position or key of the mask; None for the only tensor of dtype bool.
         marks: whether True, or 1, in the mask marks padding or a present entity.
         presence: the feature that is 0 for padding, in place of a mask.
         zeros: padding is a row of zeros, in place of a mask.
         invariant: False for a model that reads the order of the entities.
         per_entity: True if outputs are ``(B, N, …)``, a row for each entity.
-        seed: of the numbers that are tried.
+        seed: seed of the random changes.
 
     Returns:
         A report, which is true if all checks passed and prints a line for each.
 
     Raises:
-        InputError: an observation without entities or without padding to be found, or
-            outputs of another shape.
+        InputError: an observation without floating features, a mask or a present
+            entity in each set, or outputs of another shape.
     """
     if not callable(model):
         raise InputError(f"model: expected a callable, got {type(model).__name__}")
@@ -139,7 +141,7 @@ def assert_mask(model: Callable[..., Any], observation: Any, **options: Any) -> 
 
 @dataclass(frozen=True)
 class _PaddedSets:
-    """Entities ``(B, N, …)`` by key, their padding, and how a call is made of both."""
+    """Entities ``(B, N, …)`` by key, their padding, and the arguments made of both."""
 
     entities: Parts
     padding: Tensor
@@ -148,7 +150,7 @@ class _PaddedSets:
     zeros: bool
 
     def features(self) -> Parts:
-        """Return the floating parts, without the column that marks presence."""
+        """Return the floating-point parts, without the column that marks presence."""
         floating = {k: v for k, v in self.entities.items() if v.is_floating_point()}
         if self.presence is None:
             return floating
@@ -156,45 +158,42 @@ class _PaddedSets:
         return {k: v[..., columns != self.presence] for k, v in floating.items()}
 
     def with_features(self, features: Parts) -> "_PaddedSets":
-        """Return the sets with other features, as returned by `features`."""
-        if self.presence is not None:
-            before, after = self.presence, self.presence
+        """Replace the features, of the form that `features` returns."""
+        if (place := self.presence) is not None:
+            marks = {k: v[..., place, None] for k, v in self.entities.items()}
             features = {
-                key: torch.cat(
-                    [new[..., :before], self._column(key), new[..., after:]], -1
-                )
+                key: torch.cat([new[..., :place], marks[key], new[..., place:]], -1)
                 for key, new in features.items()
             }
         return replace(self, entities={**self.entities, **features})
 
-    def _column(self, key: Key) -> Tensor:
-        column: Tensor = self.entities[key][..., self.presence, None]
-        return column
+    def map(self, function: Callable[[Tensor], Tensor]) -> "_PaddedSets":
+        """Apply a function to each of the `features`."""
+        features = self.features().items()
+        return self.with_features({key: function(part) for key, part in features})
 
     def take(self, slots: Tensor) -> "_PaddedSets":
         """Return the sets with the slots ``(B, M)`` in this order."""
-        rows = _numbers(slots)[:, None]
+        rows = _indices(slots)[:, None]
         entities = {key: part[rows, slots] for key, part in self.entities.items()}
         return replace(self, entities=entities, padding=self.padding[rows, slots])
 
     def pad(self, count: int) -> "_PaddedSets":
-        """Return the sets with ``count`` padded slots of zeros more."""
+        """Append ``count`` padded slots of zeros."""
         num_sets, num_slots = self.padding.shape
         places = torch.arange(num_slots + count, device=self.padding.device)
         slots = places.where(places < num_slots, 0)
         longer = self.take(slots.expand(num_sets, -1))
         longer = longer.hide(places >= num_slots)
-        features = {k: part.clone() for k, part in longer.features().items()}
-        for part in features.values():
-            part[:, num_slots:] = 0
-        return longer.with_features(features)
+        added = (places >= num_slots).expand_as(longer.padding)
+        return longer.map(lambda part: part.masked_fill(like(added, part), 0))
 
     def hide(self, hidden: Tensor) -> "_PaddedSets":
-        """Return the sets with these slots, ``(N,)`` or ``(B, N)``, padded too."""
+        """Mark these slots, ``(N,)`` or ``(B, N)``, as padding too."""
         return replace(self, padding=self.padding | hidden)
 
     def to(self, dtype: torch.dtype) -> "_PaddedSets":
-        """Return the sets with features of this dtype."""
+        """Cast the floating-point parts."""
         floating = {k: v.to(dtype) for k, v in self.entities.items() if _is_float(v)}
         return replace(self, entities={**self.entities, **floating})
 
@@ -203,7 +202,7 @@ class _PaddedSets:
         entities = dict(self.entities)
         if self.zeros:
             entities = {
-                key: part.masked_fill(_over(self.padding, part), 0)
+                key: part.masked_fill(like(self.padding, part), 0)
                 for key, part in entities.items()
             }
         if self.presence is not None:
@@ -244,28 +243,32 @@ class _Subject:
             outputs = self.outputs(sets)
         if not self.per_entity or slots is None:
             return outputs
-        rows = _numbers(slots)[:, None]
+        rows = _indices(slots)[:, None]
         return [output[rows, slots] for output in outputs]
 
-    def noise(self, part: Tensor, size: float = 1.0) -> Tensor:
-        """Return noise of the shape and, times ``size``, the scale of a part."""
-        sample = torch.randn(part.shape, generator=self.generator, dtype=torch.float64)
-        scale = float(part[~self.sets.padding].double().abs().mean()) or 1.0
-        return (size * scale * sample).to(part)
+    def noisy(self, sets: _PaddedSets, where: Tensor, size: float) -> _PaddedSets:
+        """Return sets with noise in the slots ``where``, ``(B, N)`` or ``(N,)``.
+
+        Its standard deviation is ``size`` times the mean magnitude of the features.
+        """
+
+        def noise(part: Tensor) -> Tensor:
+            shape, dtype = part.shape, torch.float64
+            sample = torch.randn(shape, generator=self.generator, dtype=dtype)
+            scale = float(part[~self.sets.padding].double().abs().mean()) or 1.0
+            mask = like(where.expand_as(sets.padding), part)
+            return torch.where(mask, (size * scale * sample).to(part), part)
+
+        return sets.map(noise)
 
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _numbers(rows: Tensor) -> Tensor:
-    """Return the numbers of the rows, from 0, on their device."""
+def _indices(rows: Tensor) -> Tensor:
+    """Return the indices of the rows, on their device."""
     return torch.arange(len(rows), device=rows.device)
-
-
-def _over(padding: Tensor, part: Tensor) -> Tensor:
-    """Return the padding with the trailing dimensions of a part."""
-    return padding.reshape(*padding.shape, *[1] * (part.dim() - 2))
 
 
 def _change(before: list[Tensor], after: list[Tensor]) -> float:
@@ -277,13 +280,23 @@ def _change(before: list[Tensor], after: list[Tensor]) -> float:
 
 
 def _amount(change: float) -> str:
-    return "to NaN or infinity" if change == float("inf") else f"by {change:.2g} of it"
+    if change == float("inf"):
+        return "to NaN or infinity"
+    return f"by {change:.2g} of its magnitude"
+
+
+def _sentence(
+    subject: _Subject, before: list[Tensor], after: list[Tensor], cause: str
+) -> str:
+    """Describe the effect of a cause on the output; empty if it is mere rounding."""
+    change = _change(before, after)
+    return f"{cause} {_amount(change)}" if change > _tolerance(subject) else ""
 
 
 def _parse(
     observation: Any, mask: Key | None, marks: str, presence: int | None, zeros: bool
 ) -> _PaddedSets:
-    """Take an observation apart into entities, padding and all else."""
+    """Split an observation into entities, padding and the rest."""
     if (mask is not None) + (presence is not None) + zeros > 1:
         raise InputError("check_mask: expected one of mask, presence and zeros")
     if marks not in ("padding", "present"):
@@ -310,7 +323,7 @@ def _parse(
         padding = (features[0] == 0).flatten(2).all(-1)
     if padding.all(1).any() or not len(padding):
         raise InputError("observation: expected a present entity in each set")
-    if len(padding) == 1:  # a second set, beside which the first can be emptied
+    if len(padding) == 1:  # add a second set, beside which the first can be emptied
         parts = {name: torch.cat([part, part]) for name, part in parts.items()}
         padding = torch.cat([padding, padding])
     entities = {
@@ -339,7 +352,7 @@ def _parse(
 
 
 def _parts(observation: Any) -> tuple[Parts, Callable[[Parts], tuple[Any, ...]]]:
-    """Return the tensors of an observation, and how a call is made of them."""
+    """Return an observation's tensors, and a function from them to the arguments."""
     try:
         return _tensors(observation)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -413,7 +426,7 @@ def _validate_outputs(subject: _Subject) -> None:
 
 
 def _report(subject: _Subject) -> MaskReport:
-    """Make all checks."""
+    """Run all checks."""
     failures: dict[str, str] = {}
     skipped: dict[str, str] = {}
     passed: list[str] = []
@@ -432,7 +445,7 @@ def _report(subject: _Subject) -> MaskReport:
 
 
 class _SkippedError(Exception):
-    """A check cannot be made of this model or observation."""
+    """A check does not apply to this model or observation."""
 
 
 def _repeated(subject: _Subject) -> str:
@@ -443,14 +456,14 @@ def _repeated(subject: _Subject) -> str:
 
 
 def _padded(subject: _Subject) -> _PaddedSets:
-    """Return sets with padding: where there is none, the last entity is hidden."""
+    """Return the sets; if none has padding, hide the last entity of each."""
     sets = subject.sets
     if sets.padding.any():
         return sets
     num_slots = sets.padding.shape[1]
     if num_slots < 2:
         raise _SkippedError("a set of one entity cannot be padded")
-    return sets.hide(_numbers(sets.padding[0]) == num_slots - 1)
+    return sets.hide(_indices(sets.padding[0]) == num_slots - 1)
 
 
 def _slots(sets: _PaddedSets, present: bool = True) -> Tensor:
@@ -465,7 +478,7 @@ def _tolerance(subject: _Subject) -> float:
 
 
 def _present(subject: _Subject, sets: _PaddedSets) -> Tensor | None:
-    """Return the slots that every set of the batch fills, if outputs have them."""
+    """Return as many present slots as every set has, if outputs are per entity."""
     if not subject.per_entity:
         return None
     return _slots(sets)[:, : int((~sets.padding).sum(1).min())]
@@ -478,13 +491,10 @@ def _content(subject: _Subject) -> str:
     slots = _present(subject, sets)
     before = subject.compared(sets, slots)
     for size in (1.0, 1000.0):
-        features = {
-            key: torch.where(_over(sets.padding, part), subject.noise(part, size), part)
-            for key, part in sets.features().items()
-        }
-        change = _change(before, subject.compared(sets.with_features(features), slots))
-        if change > _tolerance(subject):
-            return f"numbers under padding move the output {_amount(change)}"
+        after = subject.compared(subject.noisy(sets, sets.padding, size), slots)
+        cause = "numbers under padding move the output"
+        if sentence := _sentence(subject, before, after, cause):
+            return sentence
     return ""
 
 
@@ -493,23 +503,16 @@ def _nan(subject: _Subject) -> str:
         raise _SkippedError("padding is zeros")
     sets = _padded(subject)
     slots = _present(subject, sets)
-    features = {
-        key: part.masked_fill(_over(sets.padding, part), float("nan"))
-        for key, part in sets.features().items()
-    }
-    change = _change(
-        subject.compared(sets, slots),
-        subject.compared(sets.with_features(features), slots),
+    absent = sets.map(
+        lambda part: part.masked_fill(like(sets.padding, part), float("nan"))
     )
-    if change <= _tolerance(subject):
-        return ""
-    return (
-        f"NaN under padding moves the output {_amount(change)}: NaN times 0 is NaN, so "
-        "clear it by masked_fill or where, not by a product"
-    )
+    before, after = (subject.compared(part, slots) for part in (sets, absent))
+    sentence = _sentence(subject, before, after, "NaN under padding moves the output")
+    hint = "NaN times 0 is NaN, so clear it by masked_fill or where, not by a product"
+    return sentence and f"{sentence}: {hint}"
 
 
-def _number(subject: _Subject) -> str:
+def _padding_amount(subject: _Subject) -> str:
     sets = _padded(subject)
     slots = _present(subject, sets)
     before = subject.compared(sets, slots)
@@ -518,11 +521,9 @@ def _number(subject: _Subject) -> str:
     except (RuntimeError, ValueError, IndexError) as error:
         num_slots = sets.padding.shape[1]
         text = str(error).partition("\n")[0][:100]
-        raise _SkippedError(f"it takes {num_slots} slots only ({text})") from None
-    change = _change(before, after)
-    if change <= _tolerance(subject):
-        return ""
-    return f"{ADDED} more padded slots move the output {_amount(change)}"
+        raise _SkippedError(f"it takes only {num_slots} slots ({text})") from None
+    cause = f"{ADDED} more padded slots move the output"
+    return _sentence(subject, before, after, cause)
 
 
 def _place(subject: _Subject) -> str:
@@ -533,30 +534,27 @@ def _place(subject: _Subject) -> str:
 
 def _order(subject: _Subject) -> str:
     if not subject.invariant:
-        raise _SkippedError("the model is not to be invariant")
+        raise _SkippedError("the model need not be invariant")
     sets = subject.sets
     if int((~sets.padding).sum(1).max()) < 2:
         raise _SkippedError("no set has two entities")
     return _moved(
         subject,
         sets,
-        _numbers(sets.padding[0]).flip(0).expand_as(sets.padding),
+        _indices(sets.padding[0]).flip(0).expand_as(sets.padding),
         "the reverse order moves",
     )
 
 
 def _moved(subject: _Subject, sets: _PaddedSets, order: Tensor, cause: str) -> str:
-    """Compare the output with the output of the slots in another order."""
+    """Compare the outputs for the slots as they are and in another order."""
     before, after = subject.compared(sets), subject.compared(sets.take(order))
     if subject.per_entity:
-        rows = _numbers(order)[:, None]
+        rows = _indices(order)[:, None]
         present = ~sets.padding[rows, order]
         before = [output[rows, order][present] for output in before]
         after = [output[present] for output in after]
-    change = _change(before, after)
-    return (
-        f"{cause} the output {_amount(change)}" if change > _tolerance(subject) else ""
-    )
+    return _sentence(subject, before, after, f"{cause} the output")
 
 
 def _entities(subject: _Subject) -> str:
@@ -565,14 +563,11 @@ def _entities(subject: _Subject) -> str:
     ignored = []
     for slot in range(sets.padding.shape[1]):
         quiet = ~sets.padding[:, slot]
+        here = _indices(sets.padding[0]) == slot
         for draw in range(DRAWS):
             if not quiet.any():
                 break
-            features = {}
-            for key, part in sets.features().items():
-                features[key] = part.clone()
-                features[key][:, slot] = subject.noise(part, 2.0**draw)[:, slot]
-            after = subject.compared(sets.with_features(features))
+            after = subject.compared(subject.noisy(sets, here, 2.0**draw))
             for old, new in zip(before, after, strict=True):
                 quiet &= (old == new).flatten(1).all(1)
         ignored += [(row, slot) for row in quiet.nonzero().flatten().tolist()]
@@ -580,8 +575,8 @@ def _entities(subject: _Subject) -> str:
         return ""
     row, slot = ignored[0]
     return (
-        f"{len(ignored)} of {int((~sets.padding).sum())} entities change nothing "
-        f"whatever they are, such as slot {slot} of set {row}"
+        f"{len(ignored)} of {int((~sets.padding).sum())} entities have no effect on "
+        f"the output, such as slot {slot} of set {row}"
     )
 
 
@@ -589,15 +584,16 @@ def _zero(subject: _Subject) -> str:
     sets = subject.sets
     if sets.zeros:
         raise _SkippedError("padding is zeros")
-    slot = _slots(sets)[:, 0]
-    rows = _numbers(slot)
-    outputs = []
-    for value in (NEAR_ZERO, 0.0):
-        features = {key: part.clone() for key, part in sets.features().items()}
-        for part in features.values():
-            part[rows, slot] = value
-        outputs.append(subject.compared(sets.with_features(features)))
-    change = _change(*outputs)
+    here = _indices(sets.padding[0]) == _slots(sets)[:, :1]
+
+    def filled(part: Tensor, value: float) -> Tensor:
+        return part.masked_fill(like(here, part), value)
+
+    near, zero = (
+        subject.compared(sets.map(partial(filled, value=value)))
+        for value in (NEAR_ZERO, 0.0)
+    )
+    change = _change(near, zero)
     if change <= max(JUMP, _tolerance(subject)):
         return ""
     return (
@@ -614,28 +610,21 @@ def _empty(subject: _Subject) -> str:
         return "a set without entities gives NaN or infinity"
     if sets.zeros or subject.per_entity:
         return ""
-    features = {
-        key: subject.noise(p, 10.0) for key, p in subject.sets.features().items()
-    }
-    change = _change(before, subject.compared(sets.with_features(features)))
-    if change <= _tolerance(subject):
-        return ""
-    return (
-        "the output of a set without entities moves with the numbers under padding, "
-        f"{_amount(change)}"
-    )
+    after = subject.compared(subject.noisy(sets, everything, 10.0))
+    cause = "numbers under padding move the output of a set without entities"
+    return _sentence(subject, before, after, cause)
 
 
 def _batch(subject: _Subject) -> str:
     sets = subject.sets
-    first = (_numbers(sets.padding) == 0)[:, None].expand_as(sets.padding)
+    first = (_indices(sets.padding) == 0)[:, None].expand_as(sets.padding)
     beside = sets.hide(first)
     slots = _present(subject, sets)
     before = [output[1:] for output in subject.compared(sets, slots)]
     after = [output[1:] for output in subject.compared(beside, slots)]
-    change = _change(before, after)
-    if change > _tolerance(subject):
-        return f"a set without entities moves the others' output {_amount(change)}"
+    cause = "a set without entities moves the others' output"
+    if sentence := _sentence(subject, before, after, cause):
+        return sentence
     features = {k: p.clone().requires_grad_() for k, p in sets.features().items()}
     weights = [*features.values()]
     if isinstance(subject.model, nn.Module):
@@ -651,7 +640,7 @@ def _batch(subject: _Subject) -> str:
 
 
 def _low_precision(dtype: torch.dtype) -> Callable[[_Subject], str]:
-    """Return the checks of content and of sets without entities in this precision."""
+    """Return a check of content and of sets without entities in this precision."""
 
     def check(subject: _Subject) -> str:
         if not isinstance(subject.model, nn.Module):
@@ -676,7 +665,7 @@ CHECKS: dict[str, Callable[[_Subject], str]] = {
     "repeated": _repeated,
     "content": _content,
     "nan": _nan,
-    "amount": _number,
+    "amount": _padding_amount,
     "place": _place,
     "order": _order,
     "entities": _entities,

@@ -31,13 +31,13 @@ from marl_pool.perturbations.turns import BEGUN, OwnTurns, flatten, steps_of_age
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.policies.masks import validate_masks
 from marl_pool.policies.selection import SelectedTokens
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, like
 from marl_pool.utils.devices import without_reads
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys
 
 DRAW_SHIFT = 16
-"""Bits of a group's number in the name of a perturbation's random stream."""
+"""Bits of the group's number in the key of a perturbation's random stream."""
 
 
 class Transition(NamedTuple):
@@ -68,21 +68,21 @@ class Trajectory(NamedTuple):
         log_probs: log-probabilities of the actions.
         logits: parameters of the action distributions, ``(…, L)``.
         values: estimated returns of the observations.
-        next_values: estimated returns of the observations after the steps, those at
-            the end of an episode or of the fragment included. Undefined after a
+        next_values: estimated returns of the observations after the steps, including
+            those at the end of an episode or of the fragment. Undefined after a
             termination.
-        rewards: of the steps.
+        rewards: rewards of the steps.
         terminated: ``(T, num_envs)`` bool, the episode ended in a terminal state.
         truncated: ``(T, num_envs)`` bool, the episode reached its time limit.
-        active: bool, the agent acted; otherwise it was dead or not in turn.
-        next_active: bool, the same of the step that follows.
+        active: bool, the agent acted; otherwise it was dead or it was not its turn.
+        next_active: bool, the same for the next step.
         states: states of the policy when it acted, a pytree; () without a memory.
         next_alive: bool, the agent was alive after the step; None where all living
             agents act in all steps.
         alive: bool, the agent was alive before the step; None where the environment
-            does not tell it apart from ``active``.
-        critic_tokens: what the critic read, if it is not ``tokens``; else None.
-        team: ``(T, num_envs, 1, agents)`` bool, the agents that acted, where the agents
+            does not distinguish it from ``active``.
+        critic_tokens: what the critic read; None if that is ``tokens``.
+        team: ``(T, num_envs, 1, agents)`` bool, the agents that acted, if the agents
             of a team are joined; else None.
     """
 
@@ -112,12 +112,12 @@ class Episodes(NamedTuple):
     lengths: Tensor
     """``(episodes,)`` int64, steps."""
     attended: dict[str, Tensor]
-    """For each group ``(episodes, agents)`` bool: agents that lived in some step."""
+    """For each group ``(episodes, agents)`` bool: agents that were ever alive."""
 
     def means(self) -> dict[str, Tensor]:
         """Return for each group ``(episodes,)``, the means over agents that attended.
 
-        A group none of whose agents attended earned 0.
+        The mean is 0 where none attended.
         """
         return {
             name: returns.sum(1) / self.attended[name].sum(1).clamp(min=1)
@@ -126,7 +126,7 @@ class Episodes(NamedTuple):
 
 
 def _all_attended(returns: dict[str, Tensor], lengths: Tensor) -> Episodes:
-    """Return episodes in which all agents lived."""
+    """Return episodes that all agents attended."""
     attended = {
         name: torch.ones_like(part, dtype=torch.bool) for name, part in returns.items()
     }
@@ -134,7 +134,7 @@ def _all_attended(returns: dict[str, Tensor], lengths: Tensor) -> Episodes:
 
 
 class _Ending(NamedTuple):
-    """All environments in a step that ended an episode in some, before the reset."""
+    """All environments after a step that ended episodes in some, before the reset."""
 
     time: int
     """Step of the fragment, from 0."""
@@ -149,7 +149,7 @@ class _Ending(NamedTuple):
 
 
 class _FinalObservation(NamedTuple):
-    """Observation, followed by no action, after an episode's or fragment's last step.
+    """Observation after the last step of an episode or fragment; no action follows it.
 
     Its value completes `Trajectory.next_values`. Tokens and states, by group, have the
     batch dimensions ``(rows, agents)``.
@@ -175,15 +175,15 @@ class Rollout:
     1. *observes* the environments and *perturbs* the observations,
     2. lets the policies *act* on them,
     3. *steps* all environments, and
-    4. *ends* episodes that are over, which the methods do in different ways: `steps`
-       and `advance` reset these environments at once, `episodes` drops them.
+    4. *ends* episodes that are over: `steps` and `advance` reset these environments at
+       once, `episodes` drops them.
 
     All random numbers come from streams keyed by (seed, environment, episode), so that
     a trajectory does not depend on the size of the batch.
 
-    On a GPU `steps` and `advance` read no values until the fragment is over, since each
-    read would wait for the device: see `marl_pool.utils.devices.may_read`. Every step
-    then resets all environments, and keeps the result where an episode ended.
+    On a GPU `steps` and `advance` read no values until the fragment is over, because
+    each read would wait for the device: see `marl_pool.utils.devices.may_read`. Every
+    step then resets all environments and keeps the result where an episode ended.
 
     Example:
         ::
@@ -196,22 +196,22 @@ class Rollout:
         env: environments, reset here and owned by the rollout from now on.
         policies: a policy for each group of agents, compiled here: see
             `marl_pool.compile`.
-        perturbation: change of the observations; None for none.
+        perturbation: perturbation of observations and actions, if any.
         explore: sample actions; otherwise take the mode of their distribution.
         played: episodes that each environment has played already; a perturbation with
             a ramp continues from there.
-        draw: number of the perturbation's sample: each has separate random
-            numbers, in the same episodes.
-        sync_free: step without reading values, to the same trajectories, or None to do
-            so only where the environments are on a GPU.
-        critics: by group, the critic that estimates the values of `steps`, for groups
-            whose policies do not estimate them by themselves.
+        draw: number of the perturbation's sample; each has separate random numbers, in
+            the same episodes.
+        sync_free: step without reading values; the trajectories are the same. By
+            default only if the environments are on a GPU.
+        critics: by group, the critic that estimates the values of `steps` in place of
+            the policy.
 
     Attributes:
         tokens: for each group, the current observation, perturbed.
         states: for each group, the state of its policy.
-        perturbation_states: for each group, the state of the perturbation, in
-            turn-based environments of `OwnTurns`; see `perturbation_state`.
+        perturbation_states: for each group, the state of the perturbation or, in
+            turn-based environments, of `OwnTurns`; see `perturbation_state`.
         sync_free: True if `steps` and `advance` read no values in between. Simulators
             run on the host, so it is False for them.
         uses_graph: True if `steps` launches its steps as CUDA graphs.
@@ -246,7 +246,7 @@ class Rollout:
         reads_state = any(critic.reads == "state" for critic in self.critics.values())
         self._state_specs = checked_state_specs(env) if reads_state else None
         self.perturbation, self.explore, self.draw = perturbation, explore, draw
-        # Some perturbations cover some groups only.
+        # A perturbation may cover only some of the groups.
         self._perturbations: dict[str, Perturbation | OwnTurns] = {}
         if perturbation is not None:
             counts = {name: group.num_agents for name, group in env.groups.items()}
@@ -295,24 +295,23 @@ class Rollout:
         }
         self._finished: list[Episodes] = []
         self._played = torch.full_like(env.env_ids, played)
-        # On a GPU steps are captured, in a graph for each length.
+        # On a GPU steps are captured in a graph, one for each fragment length.
         self.uses_graph = self.sync_free and env.device.type == "cuda"
         self._graphs: dict[int, StepGraph | None] = {}
         self._places: tuple[int, ...] = ()
         self._capture_by: Capture = capture_on(env.device)
-        # Reset, and observe for the first time.
         with env_call(env, "a reset"):
             env.reset()
         self._start_episodes(None)
 
     @torch.no_grad()
     def steps(self, count: int) -> dict[str, Trajectory]:
-        """Take ``count`` steps in every environment; ended ones are reset.
+        """Take ``count`` steps in every environment, and reset those that ended.
 
         An episode may span several calls: each continues where the last one stopped.
 
         Returns:
-            For each group, its steps.
+            The steps of each group.
 
         Raises:
             InputError: ``count`` is below 1, an action mask allows nothing, or the
@@ -373,7 +372,7 @@ class Rollout:
     def _play(self, count: int) -> _Fragment:
         """Take ``count`` steps."""
         if self.uses_graph:
-            # Episodes that finished before are not part of a step's state.
+            # Keep earlier finished episodes out of the state that a graph captures.
             finished, self._finished = self._finished, []
             try:
                 return self._replay(count)
@@ -382,9 +381,9 @@ class Rollout:
         return self._play_eagerly(count)
 
     def _replay(self, count: int) -> _Fragment:
-        """Take ``count`` steps by a graph, which the second call captures."""
+        """Take ``count`` steps by a graph, which the first call captures."""
         length = math.gcd(count, MOST_STEPS)
-        # A graph reads the weights where they lay when it was captured.
+        # A graph reads the weights from where they were when it was captured.
         tensors = [t for policy in self.policies.values() for t in policy.parameters()]
         places = tuple(map(Tensor.data_ptr, tensors))
         if places != self._places:
@@ -402,7 +401,7 @@ class Rollout:
             try:
                 (played, ends), state = graph.run(before)
             except RuntimeError as error:
-                # The state is no longer one that the graph can continue from.
+                # The graph cannot continue from this state.
                 self._give_up_graphs(error)
                 self.load_state_dict(before)
                 eager_steps, last = self._play_eagerly(count - start)
@@ -418,7 +417,7 @@ class Rollout:
         self.uses_graph, self._graphs = False, {}
 
     def _capture(self, length: int) -> StepGraph | None:
-        """Capture steps; return None, and try no more, if they cannot be captured."""
+        """Capture steps; if that fails, return None and give up on graphs."""
 
         def play() -> tuple[Any, Any]:
             return self._play_eagerly(length), self.state_dict()
@@ -456,13 +455,13 @@ class Rollout:
 
     @torch.no_grad()
     def advance(self, count: int) -> dict[str, Tensor]:
-        """Like `steps`, but record no trajectory and return only summed rewards.
+        """Take steps as `steps` does, but return only the summed rewards.
 
         Returns:
             For each group ``(num_envs, agents)`` float64.
 
         Raises:
-            InputError: as in `steps`; with ``sync_free`` after the last step.
+            InputError: as in `steps`; with ``sync_free`` only after the last step.
         """
         self._fix_actors()
         unchecked: list[tuple[Transition, Presence | None, Tensor]] = []
@@ -492,8 +491,8 @@ class Rollout:
     ) -> Episodes:
         """Play one episode in every environment; ended environments are dropped.
 
-        One episode per environment is unbiased; the first n episodes to finish would
-        favour short ones. No environment is left in the rollout afterwards.
+        One episode per environment is unbiased, whereas the first n episodes to finish
+        would favour short ones. No environment is left in the rollout afterwards.
 
         Args:
             on_step: called after each step with the environments not yet dropped. It
@@ -517,7 +516,8 @@ class Rollout:
     def transitions(self, *, idle: float = 0.0) -> Iterator[Transition]:
         """Yield the transitions of `episodes`, to play several rollouts side by side.
 
-        Afterwards `pop_finished` returns the episodes. Weights must not change before.
+        Afterwards `pop_finished` returns the episodes. Weights must not change until
+        then.
 
         Raises:
             NonFiniteError: an observation, logit or reward is NaN or infinite.
@@ -538,7 +538,7 @@ class Rollout:
             transition = self._step(reads=True, playing=~over)
             self._validate_step(transition, presence, lengths, ~over)
             yield transition
-            # Record the first end of each environment; drop those that are over.
+            # Record the first end in each environment; drop those that are over.
             ended = (transition.step.terminated | transition.step.truncated) & ~over
             if ended.any():
                 self._played = self._played + ended
@@ -561,7 +561,7 @@ class Rollout:
         return finished
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to continue exactly."""
+        """Return everything that is needed to continue exactly."""
         return {
             "env": self.env.state_dict(),
             "noise": {name: noise.state_dict() for name, noise in self.noise.items()},
@@ -585,7 +585,7 @@ class Rollout:
         self.perturbation_states = dict(state["perturbation_states"])
         self.tokens = {name: Tokens(*parts) for name, parts in state["tokens"].items()}
         self._returns, self._lengths = dict(state["returns"]), state["lengths"]
-        # Checkpoints of earlier versions lack it.
+        # Checkpoints of earlier versions lack "attended".
         everyone = _all_attended(self._returns, self._lengths).attended
         self._attended = dict(state.get("attended", everyone))
         self._played = state["played"]
@@ -636,8 +636,8 @@ class Rollout:
         transition = Transition(
             self.env, self.tokens, self.states, decisions, step, actions
         )
-        # Carry the policies' states over, except to agents that were just born; those
-        # of agents that are not in turn stay.
+        # Carry the policies' states over, except to newborn agents; agents whose turn
+        # it was not keep theirs.
         self.states = {name: decision.state for name, decision in decisions.items()}
         for name, where in acting.items():
             old = transition.states[name]
@@ -651,7 +651,7 @@ class Rollout:
         return transition
 
     def _totals(self) -> Episodes:
-        """Return what the running episodes add up to so far."""
+        """Return the totals of the running episodes so far."""
         return Episodes(dict(self._returns), self._lengths, dict(self._attended))
 
     def _state_tokens(self) -> dict[str, Tokens]:
@@ -683,13 +683,13 @@ class Rollout:
         lengths: Tensor,
         playing: Tensor | None = None,
     ) -> None:
-        """Raise InputError if a step breaks the contract or has a number not finite.
+        """Raise InputError if a step breaks the contract or has a non-finite number.
 
         Args:
             transition: the step.
-            presence: agents that lived and acted; None where all do in every step.
+            presence: agents that were alive and that acted; None if all always are.
             lengths: ``(num_envs,)`` steps of the episodes before this one.
-            playing: ``(num_envs,)`` bool, environments to look at; None for all.
+            playing: ``(num_envs,)`` bool, environments to check; None for all.
         """
         env, rewards = self.env, transition.step.rewards
         validate_presence(env, presence, rewards, first_steps=lengths, playing=playing)
@@ -707,7 +707,7 @@ class Rollout:
             )
 
     def _decide(self, name: str) -> Decision:
-        """Let the policy of a group act; name a type that it has no number for."""
+        """Let the policy of a group act; explain a failure by an unknown token type."""
         policy, tokens = self._actors[name], self.tokens[name]
         noise = self.noise[name] if policy.noise_size else None
         try:
@@ -717,7 +717,7 @@ class Rollout:
             raise
 
     def _validate_masks(self, playing: Tensor | None) -> None:
-        """Raise InputError if an agent may do nothing at all."""
+        """Raise InputError if an action mask leaves an agent no option."""
         for name, tokens in self.tokens.items():
             if tokens.action_mask is None:
                 continue
@@ -733,7 +733,7 @@ class Rollout:
             )
 
     def _observe(self) -> None:
-        """Observe all environments through the perturbation."""
+        """Observe all environments, perturbed."""
         tokens = self._observed()
         for name in self._perturbations:
             tokens[name], after = self._perturb(name, tokens[name])
@@ -743,7 +743,7 @@ class Rollout:
     def _perturb(
         self, name: str, tokens: Tokens, where: Tensor | None = None
     ) -> tuple[Tokens, PerturbationState]:
-        """Return a group's tokens perturbed, and the next state of those ``where``."""
+        """Return a group's perturbed tokens, and the state, advanced ``where`` True."""
         perturbation, old = self._perturbations[name], self.perturbation_states[name]
         if isinstance(perturbation, OwnTurns):
             acting = self.env.active[name]
@@ -757,14 +757,14 @@ class Rollout:
             merged = _choose(where, new, old)
         selection = self._selections.get(name)
         if selection is not None and tokens.action_mask is not None:
-            # Of all environments, those whose tokens the caller drops included.
+            # For all environments, even those whose tokens the caller drops.
             origin = perturbation.origin(perceived, new, tokens.num_tokens)
             perceived = selection.perceive(perceived, origin)
         return perceived, merged
 
     def _perturbation_keys(self, name: str) -> Tensor:
-        """Return the keys of a group's streams in the present episodes."""
-        # Samples beyond the first have parts beyond the parts of any group.
+        """Return the keys of a group's streams in the current episodes."""
+        # Draws after the first have numbers that no group has.
         env, part = self.env, [*self.env.groups].index(name)
         number = part + (self.draw << DRAW_SHIFT)
         return stream_keys(
@@ -772,7 +772,7 @@ class Rollout:
         )
 
     def perceived(self) -> dict[str, Tokens]:
-        """Return what policies see now, perturbed as the next step would do it."""
+        """Return what the policies would observe now, perturbed as in a step."""
         return {
             name: self._perturb(name, tokens)[0]
             if name in self._perturbations
@@ -781,10 +781,11 @@ class Rollout:
         }
 
     def perturbation_state(self, name: str, agent: int) -> PerturbationState:
-        """Return the state of the perturbation that an agent of a group is under.
+        """Return the state of the perturbation that applies to an agent of a group.
 
-        It is one of the whole group, as `Perturbation.perceive` takes it, of which in a
-        turn-based environment the agent's part counts; empty without a perturbation.
+        It is a state of the whole group, as `Perturbation.perceive` takes it; in a
+        turn-based environment only the agent's part of it counts. Empty without a
+        perturbation.
         """
         state = self.perturbation_states.get(name, {})
         if self.env.turn_based:
@@ -800,7 +801,7 @@ class Rollout:
 
         Args:
             name: the group.
-            change: maps an observation, unperturbed, and the state to another state.
+            change: maps the unperturbed observation and the state to a new state.
         """
         state, tokens = self.perturbation_states[name], self._observed()[name]
         if not self.env.turn_based:
@@ -814,7 +815,7 @@ class Rollout:
         self.perturbation_states[name] = {**new, BEGUN: state[BEGUN]}
 
     def _observed(self) -> dict[str, Tokens]:
-        """Return what the environments show, unperturbed."""
+        """Return the unperturbed observations."""
         with env_call(self.env, "an observation"):
             return checked_observation(self.env)
 
@@ -836,9 +837,9 @@ class Rollout:
         self._start_episodes(ended)
 
     def _start_episodes(self, where: Tensor | None) -> None:
-        """Start episodes in the environments ``where``, which have been reset.
+        """Start episodes in the environments ``where`` (None: all), which were reset.
 
-        None stands for all. The other environments are left untouched.
+        The other environments are left untouched.
         """
         env, observed = self.env, self._observed()
         # Restart the random streams, and sample the perturbation of the new episodes.
@@ -857,7 +858,7 @@ class Rollout:
                     self._played,
                 )
             self.perturbation_states[name] = started
-        # Observe. Running environments keep their tokens: they were already perturbed
+        # Observe. Running environments keep their tokens: these were already perturbed
         # in this step, and must not be a second time.
         for name, tokens in observed.items():
             if name in self._perturbations:
@@ -889,7 +890,7 @@ class Rollout:
         )
 
     def _select(self, rows: Tensor) -> None:
-        """Keep the environments ``rows`` only."""
+        """Keep only the environments ``rows``."""
         self.env = self.env.select(rows)
         self.noise = {name: noise.select(rows) for name, noise in self.noise.items()}
         self.states = _index(self.states, rows)
@@ -906,7 +907,7 @@ class Rollout:
     ) -> dict[str, Trajectory]:
         """Return the step just taken, without next values, for each group."""
         step = transition.step
-        # Masks of agents that are always there need not be made again.
+        # If no agent can be absent, the masks are still the same.
         following = presence_of(self.env) if self.env.may_be_absent else presence
         by_turns = self.env.turn_based
         return {
@@ -941,7 +942,7 @@ class Rollout:
         last: _FinalObservation,
     ) -> Trajectory:
         """Stack a group's steps, and add the values of the observations after them."""
-        # Not a pytree of the whole step: a walk over it costs as much as the stacking.
+        # Stack field by field: a tree_map over whole steps costs as much again.
         stacked = Trajectory(*map(_stack, zip(*steps, strict=True)))
         ends = [*finals, last]
         critic = self.critics.get(name)
@@ -959,8 +960,8 @@ class Rollout:
             values = critic(tokens, torch.cat(remain))
         # Within an episode the next observation's value is the next step's.
         next_values = stacked.values.roll(-1, 0)
-        # At its end, and at the fragment's, it is the final observation's. One
-        # pass for all final observations: environments that end at different times
+        # At the end of an episode or of the fragment it is the final observation's. All
+        # final observations share one pass: environments that end at different times
         # would otherwise cost a second pass at almost every step.
         *final_values, next_values[-1] = values.split([len(end.rows) for end in ends])
         for final, value in zip(finals, final_values, strict=True):
@@ -978,7 +979,7 @@ def collect(
 ) -> dict[str, Trajectory]:
     """Reset ``env``, take ``steps`` steps and return each group's trajectory.
 
-    To continue with more steps afterwards, keep a `Rollout`; see there for arguments.
+    See `Rollout` for the arguments; keep one to continue with more steps afterwards.
     """
     rollout = Rollout(env, policies, perturbation=perturbation, explore=explore)
     return rollout.steps(steps)
@@ -987,11 +988,11 @@ def collect(
 def _step_numbers(first_steps: Tensor, steps: Trajectory) -> Tensor:
     """Return the numbers of a fragment's steps in their episodes, ``(T, num_envs)``.
 
-    ``first_steps`` ``(num_envs,)`` are those of its first steps.
+    ``first_steps`` ``(num_envs,)`` are the numbers of its first steps.
     """
     ended = steps.terminated | steps.truncated
     times = torch.arange(len(ended), device=ended.device)[:, None]
-    # The time at which the running episode began, below 0 if before the fragment.
+    # The time at which the current episode began, negative if before the fragment.
     begins = torch.where(ended, times + 1, -first_steps).roll(1, 0)
     begins[0] = -first_steps
     return times - begins.cummax(0).values
@@ -1001,7 +1002,7 @@ def _collect(endings: list[_Ending]) -> tuple[list[_FinalObservation], list[Epis
     """Return the final observations and the episodes that ended, by step."""
     if not endings:
         return [], []
-    # The only read of a fragment: which environments ended in which step.
+    # The only read of a fragment: the environments that ended in each step.
     ended = torch.stack([ending.ended for ending in endings]).cpu()
     rows = ended.nonzero()[:, 1].to(endings[0].ended.device)
     counts = ended.sum(1).tolist()
@@ -1018,12 +1019,7 @@ def _choose(where: Tensor | None, new: Any, old: Any) -> Any:
     """Select the rows ``where`` (None: all) of ``new``, and the others of ``old``."""
     if where is None:
         return new
-
-    def choose(fresh: Tensor, present: Tensor) -> Tensor:
-        mask = where.view(*where.shape, *[1] * (fresh.dim() - where.dim()))
-        return torch.where(mask, fresh, present)
-
-    return _map(choose, new, old)
+    return _map(lambda a, b: torch.where(like(where, a), a, b), new, old)
 
 
 def _index(tree: Any, rows: Tensor) -> Any:

@@ -13,10 +13,10 @@ from marl_pool.options.types import AtMost, Extent
 from marl_pool.utils.errors import InputError
 
 SELF_TYPE = 0
-"""The type of the observing agent's own token, where there is one."""
+"""Type of the observing agent's own token, if there is one."""
 
 Mask = Tensor | None
-"""Padding of a set, ``(*B, N)`` bool, True = ignore; None where nothing is padded."""
+"""Padding mask of a set, ``(*B, N)`` bool, True = ignore; None without padding."""
 Types = Tensor | None
 """Types of a set's tokens, ``(*B, N)`` int64, 0 = the observer; None if unknown."""
 
@@ -24,7 +24,7 @@ Types = Tensor | None
 class Tokens(NamedTuple):
     """A batch of sets of tokens; a pytree of tensors, batch dimensions first.
 
-    An absent action mask is a leaf None of the pytree.
+    An absent action mask is a None leaf of the pytree.
 
     ``padding`` is torch's ``key_padding_mask``: True marks a slot without a token. Its
     features and types are arbitrary, NaN included; networks and heads clear them.
@@ -47,9 +47,9 @@ class Tokens(NamedTuple):
     padding: Tensor
     """``(*B, N)`` bool, True where the slot holds no token."""
     action_mask: Tensor | None = None
-    """``(*B, num_options)`` bool, True for options of the choices that are allowed, see
-    `ActionSpec`; None where all are. The row of an agent that does not act may allow
-    none.
+    """``(*B, num_options)`` bool, True for the allowed options of the choices, see
+    `ActionSpec`; None if all are allowed. The row of an agent that does not act may
+    allow none.
     """
 
     @property
@@ -81,7 +81,7 @@ class Tokens(NamedTuple):
         return self.map(lambda tensor: tensor[index])
 
     def validate_shapes(self) -> None:
-        """Raise InputError unless each token has features, a type and a padding."""
+        """Raise InputError unless features, types and a bool padding match in shape."""
         shape = self.features.shape[:-1]
         for name, part in (("types", self.types), ("padding", self.padding)):
             if part.shape != shape:
@@ -102,16 +102,21 @@ class Tokens(NamedTuple):
 
 
 def self_first(numbers: Tensor, count: int) -> Tensor:
-    """Return the orders in which members of a set see it, ``(m, count)`` int64.
+    """Return ``(m, count)`` int64 indices of a set, each row's own member first.
 
-    Row i has ``numbers[i]``, then the others of 0, 1, …, ``count`` - 1 in their order.
+    Row i has ``numbers[i]``, then the others of 0, 1, …, ``count`` - 1 in order.
     """
     rest = torch.arange(count - 1, device=numbers.device)
     return torch.cat((numbers[:, None], rest + (rest >= numbers[:, None])), 1)
 
 
+def like(mask: Tensor, tensor: Tensor) -> Tensor:
+    """View a mask over a tensor's leading dimensions so that the two broadcast."""
+    return mask.view(*mask.shape, *[1] * (tensor.dim() - mask.dim()))
+
+
 def append(tokens: Tokens, added: Tokens) -> Tokens:
-    """Append the slots of ``added`` to ``tokens``, whose mask stays."""
+    """Append the slots of ``added`` to ``tokens``, whose action mask is kept."""
     joined = map(torch.cat, zip(tokens[:3], added[:3], strict=True), (-2, -1, -1))
     return tokens._replace(**dict(zip(Tokens._fields, joined, strict=False)))
 
@@ -130,9 +135,9 @@ def identity_origin(tokens: Tokens) -> Tensor:
 
 
 def drop_tokens(tokens: Tokens, probability: float, has_self: bool) -> Tokens:
-    """Hide each token with a probability, by padding.
+    """Hide each token with a given probability, by padding it.
 
-    The observer's own token is kept; without one, a random token of each set is, so
+    The observer's own token is kept or, without one, a random token of each set, so
     each of N tokens is hidden with a probability of p - p^N / N. The random numbers
     come from torch's global generator.
 
@@ -165,14 +170,14 @@ class TokenSpec:
             included; the others are noise. Empty if the type does not determine this.
         positions: indices of the features that hold the token's position; () for
             tokens without a position, None if unknown.
-        num_frames: number of observations that the features stack, oldest first, each
+        num_frames: number of observations stacked in the features, oldest first, each
             with the same number of features; 1 for the current one alone.
-        markers: pairs of a type's name and the index of a feature that says whether
-            there is such a token, which noise leaves as it is.
+        markers: pairs of a type's name and the index of a feature that marks whether
+            such a token is present; noise leaves it unchanged.
 
     Raises:
-        InputError: a size below 1, no type name, signal of an unknown type, or
-            positions or frames that the features cannot hold.
+        InputError: a size below 1, no type name, a signal type or marker of an unknown
+            type, or positions, markers or frames that the features cannot hold.
     """
 
     num_tokens: Extent
@@ -226,15 +231,24 @@ class TokenSpec:
             padding=spaces.Box(0, 1, count, np.bool_),  # type: ignore[arg-type]
         )
 
+    def zeros(self, batch: int) -> Tokens:
+        """Return ``batch`` sets of unpadded zeros, to try out a network."""
+        shape = (batch, self.num_tokens)
+        return Tokens(
+            torch.zeros(*shape, self.num_features, dtype=getattr(torch, self.dtype)),
+            torch.zeros(shape, dtype=torch.int64),
+            torch.zeros(shape, dtype=torch.bool),
+        )
+
     def numbered(self) -> "TokenSpec":
-        """Return the form of sets in which a token's type is its place."""
+        """Return the specification with a separate type for each slot."""
         names = tuple(f"token_{i}" for i in range(self.num_tokens))
         return replace(
             self, type_names=names, has_self=False, signal_types=(), markers=()
         )
 
     def check(self, tokens: Tokens, where: str = "tokens") -> None:
-        """Raise InputError if ``tokens`` do not have this form."""
+        """Raise InputError if ``tokens`` differ in number or width."""
         expected = (self.num_tokens, self.num_features)
         shape = tuple(tokens.features.shape[-2:])
         if shape != expected:

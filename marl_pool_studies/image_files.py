@@ -48,10 +48,11 @@ def fetch(source: Source, folder: Path) -> Path:
             urllib.request.urlopen(source.url, timeout=60) as answer,
             new_binary_file(file) as out,
         ):
-            # Verify the checksum before the file gets its name.
             shutil.copyfileobj(answer, out)
             out.flush()
-            checksum = md5(Path(out.name))
+            # Verify the checksum before the file gets its name.
+            with open(out.name, "rb") as content:
+                checksum = hashlib.file_digest(content, "md5").hexdigest()
             if checksum != source.md5:
                 raise InputError(
                     f"{source.url}: expected the MD5 checksum {source.md5}, got "
@@ -60,12 +61,6 @@ def fetch(source: Source, folder: Path) -> Path:
     except (OSError, HTTPException) as error:
         raise InputError(f"{source.url} cannot be downloaded: {error}") from error
     return file
-
-
-def md5(file: Path) -> str:
-    """Compute the MD5 checksum of a file, hexadecimal."""
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "md5").hexdigest()
 
 
 def read_idx(file: Path) -> np.ndarray:
@@ -93,7 +88,7 @@ def read_idx(file: Path) -> np.ndarray:
                     f"{file}: expected at most {ARRAY_BYTES:,} bytes, got a header "
                     f"with {prod(shape):,}"
                 )
-            # Read a byte more than there should be, to notice a longer file.
+            # Read one byte more than expected, to detect a longer file.
             content = opened.read(prod(shape) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{file} is truncated or corrupt: {error}") from error
@@ -157,7 +152,6 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
         ) from error
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
-    # Join the training batches.
     images, labels = (np.concatenate(part) for part in zip(*train, strict=True))
     return images, labels, *test
 
@@ -165,7 +159,6 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
 def _read_batch(
     opened: tarfile.TarFile, archive: Archive, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    # Find the file in the archive.
     path = f"{archive.folder}/{name}"
     try:
         member = opened.extractfile(path)

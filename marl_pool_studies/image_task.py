@@ -8,12 +8,8 @@ from typing_extensions import override
 
 from marl_pool.options.types import Examples, NamedOptions, Size
 from marl_pool.training.supervised.task import Batch, Split, Task
-from marl_pool_studies.images import (
-    Dataset,
-    first_images,
-    load_images,
-    resize,
-)
+from marl_pool.utils.errors import InputError
+from marl_pool_studies.images import Dataset, load_images, resize
 
 
 @dataclass(kw_only=True, eq=False)
@@ -46,16 +42,22 @@ class ImageTask(Task):
 
     @override
     def prepare(self, folder: Path) -> None:
-        whole = load_images(self.dataset, self.data_dir, self.download)
-        images = first_images(whole, self.num_samples, self.num_test)
-        self.images: dict[Split, Tensor] = {
-            "train": resize(images.train, self.size),
-            "test": resize(images.test, self.size),
-        }
-        self.labels: dict[Split, Tensor] = {
-            "train": images.train_labels,
-            "test": images.test_labels,
-        }
+        images = load_images(self.dataset, self.data_dir, self.download)
+        self.images: dict[Split, Tensor] = {}
+        self.labels: dict[Split, Tensor] = {}
+        parts: tuple[tuple[Split, str, Tensor, Tensor], ...] = (
+            ("train", "num_samples", images.train, images.train_labels),
+            ("test", "num_test", images.test, images.test_labels),
+        )
+        for split, name, pixels, labels in parts:
+            count = getattr(self, name)
+            if count is not None and count > len(pixels):
+                raise InputError(
+                    f"task.{name}: expected at most {len(pixels)}, the images of the "
+                    f"data set, got {count}"
+                )
+            self.images[split] = resize(pixels[:count], self.size)
+            self.labels[split] = labels[:count]
         self.num_train, self.num_test = map(len, self.images.values())
         self.num_classes = images.num_classes
         self.shape = (self.size, self.size, images.train.shape[-1])

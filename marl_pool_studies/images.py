@@ -7,50 +7,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from marl_pool.files.reading import read_yaml
 from marl_pool.kernels.functional import Activation
 from marl_pool.networks.set_network import TokenEmbedding, TypeEmbedding
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
-from marl_pool_studies.image_files import (
-    ARCHIVES,
-    Source,
-    fetch,
-    read_cifar,
-    read_idx,
-)
+from marl_pool_studies.image_files import ARCHIVES, Source, fetch, read_cifar, read_idx
 
 Dataset = Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
-IDX_NAMES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
-_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
-_CIFAR = "https://www.cs.toronto.edu/~kriz"
-SOURCES: dict[str, tuple[Source, ...]] = {
-    "mnist": (
-        Source(f"{_MNIST}/{IDX_NAMES[0]}.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-        Source(f"{_MNIST}/{IDX_NAMES[1]}.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
-        Source(f"{_MNIST}/{IDX_NAMES[2]}.gz", "9fb629c4189551a2d022fa330f9573f3"),
-        Source(f"{_MNIST}/{IDX_NAMES[3]}.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
-    ),
-    "fashion_mnist": (
-        Source(f"{_FASHION}/{IDX_NAMES[0]}.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        Source(f"{_FASHION}/{IDX_NAMES[1]}.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-        Source(f"{_FASHION}/{IDX_NAMES[2]}.gz", "bef4ecab320f06d8554ea6380940ec79"),
-        Source(f"{_FASHION}/{IDX_NAMES[3]}.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
-    ),
-    "cifar10": (
-        Source(f"{_CIFAR}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
-    ),
-    "cifar100": (
-        Source(f"{_CIFAR}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
-    ),
+_DATASETS = read_yaml(Path(__file__).with_name("datasets.yaml"))
+SOURCES = {
+    name: tuple(
+        Source(f"{data['url']}/{file}", md5) for file, md5 in data["files"].items()
+    )
+    for name, data in _DATASETS.items()
 }
-"""Addresses of the data sets, and MD5 checksums by their authors or torchvision. Local
-files are not verified, because Fashion-MNIST exists with other splits."""
+"""Files to download for each data set. Local files are not verified, because
+Fashion-MNIST exists with other splits."""
 
 
 class Normalization(NamedTuple):
@@ -60,15 +33,11 @@ class Normalization(NamedTuple):
     std: tuple[float, ...]
 
 
-NORMALIZATION: dict[Dataset, Normalization] = {
-    "mnist": Normalization((0.1307,), (0.3081,)),
-    "fashion_mnist": Normalization((0.2860,), (0.3528,)),
-    "cifar10": Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-    "cifar100": Normalization((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+NORMALIZATION = {
+    name: Normalization(tuple(data["mean"]), tuple(data["std"]))
+    for name, data in _DATASETS.items()
 }
-"""Constants of each data set. The constants of CIFAR are from the AdaPool paper's code;
-its standard deviations of CIFAR-10 are smaller than the usual (0.247, 0.243, 0.262).
-The other two are over all pixels of the 28 x 28 training images."""
+"""Constants of each data set; ``datasets.yaml`` names their origin."""
 
 
 class Images(NamedTuple):
@@ -99,14 +68,12 @@ def load_images(
             f"data_dir: expected the folder with the files of {dataset}, or with "
             "download=true the one to download them to, got none"
         )
-    # The folder may be missing if its files are downloaded.
     folder = Path(data_dir).expanduser()
     if not folder.is_dir() and not download:
         raise InputError(
             f"data_dir: expected a folder with the files of {dataset}, got {data_dir}; "
             "download=true downloads them"
         )
-    # Find the files that are not there yet.
     files = {source: _find(folder, dataset, source.name) for source in SOURCES[dataset]}
     missing = [source for source, file in files.items() if file is None]
     if missing and not download:
@@ -115,35 +82,8 @@ def load_images(
             f"also in its folder {dataset}; download=true downloads "
             f"{'them' if len(missing) > 1 else 'it'}"
         )
-    # Download what is missing, then read everything.
     files |= {source: fetch(source, folder / dataset) for source in missing}
     return _read(dataset, list(filter(None, files.values())))
-
-
-def first_images(
-    images: Images, num_samples: int | None, num_test: int | None
-) -> Images:
-    """Take the first training and test images of a data set, or all with None.
-
-    Raises:
-        InputError: more images than the data set has.
-    """
-    for name, count, size in (
-        ("num_samples", num_samples, len(images.train)),
-        ("num_test", num_test, len(images.test)),
-    ):
-        if count is not None and count > size:
-            raise InputError(
-                f"task.{name}: expected at most {size}, the images of the data set, "
-                f"got {count}"
-            )
-    return Images(
-        images.train[:num_samples],
-        images.train_labels[:num_samples],
-        images.test[:num_test],
-        images.test_labels[:num_test],
-        images.num_classes,
-    )
 
 
 def resize(images: Tensor, size: int) -> Tensor:
@@ -156,7 +96,6 @@ def resize(images: Tensor, size: int) -> Tensor:
     Raises:
         InputError: a size that needs more padding.
     """
-    # Pad to the next multiple of the size.
     side = images.shape[1]
     factor = -(-side // size)
     target = factor * size
@@ -171,13 +110,12 @@ def resize(images: Tensor, size: int) -> Tensor:
     padded = torch.nn.functional.pad(images, (0, 0, before, after, before, after))
     if factor == 1:
         return padded
-    # Average over squares of pixels.
     squares = padded.unflatten(2, (size, factor)).unflatten(1, (size, factor))
     return squares.float().mean((2, 4)).round().to(torch.uint8)
 
 
 def check_patch(size: int, patch: int) -> None:
-    """Validate that patches cover images of ``size`` pixels a side."""
+    """Validate that patches cover images of ``size`` pixels per side."""
     if size % patch:
         raise InputError(
             f"task.patch: expected a divisor of task.size = {size}, got {patch}"
@@ -261,7 +199,6 @@ def random_crops(images: Tensor, padding: int, generator: torch.Generator) -> Te
     count, height, width, _ = images.shape
     border = (0, 0, padding, padding, padding, padding)
     padded = torch.nn.functional.pad(images, border)
-    # Sample a corner for each image, and select its window.
     corners = torch.randint(2 * padding + 1, (2, count), generator=generator)
     tops, lefts = corners.to(images.device)
     # A view of all windows, (B, 2 padding + 1, 2 padding + 1, C, H, W).
@@ -291,7 +228,7 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
     else:
         parts, classes = [read_idx(file) for file in files], 10
         parts = [array[..., None] if array.ndim == 3 else array for array in parts]
-    # Validate both parts: one label an image, squares of one size, known classes.
+    # Validate both parts: one label per image, squares of one size, known classes.
     for images, labels in (parts[:2], parts[2:]):
         if images.ndim != 4 or labels.shape != images.shape[:1]:
             raise InputError(

@@ -36,8 +36,10 @@ AGENTS = ("ant_mlp", "ant_pi", "carracing", "carracing_pi", "cartpole_pi")
 PLUGINS = Plugins(
     registries={
         "analysis": {
-            name: f"{ATTENTION_NEURON}.analyses:{name}"
-            for name in ("regression", "latents", "codes", "patches")
+            "regression": f"{ATTENTION_NEURON}.analyses:regression",
+            "latents": f"{ATTENTION_NEURON}.figures:draw_latents",
+            "codes": f"{ATTENTION_NEURON}.figures:draw_code_map",
+            "patches": f"{ATTENTION_NEURON}.figures:draw_attended",
         },
         "policy": {
             "attention_agent": f"{ATTENTION_NEURON}.attention_agent:AttentionAgent",

@@ -1,10 +1,10 @@
-"""Make the links of README.md absolute, for PyPI, which has none of the other files.
+"""Make the links of README.md absolute for PyPI, which has no other files.
 
     python scripts/absolute_links.py https://github.com/USER/NAME v0.1.0 [FILE]
 
-Pages lead to the repository at that tag, and pictures to their raw files, so the page
-of an old release shows the files of its time. The release workflow rewrites its own
-checkout before it builds; FILE, by default README.md, is replaced.
+Links lead to the repository at that tag, and pictures to their raw files, so an old
+release's page shows the files of that release. FILE, by default README.md, is replaced;
+the release workflow rewrites its own checkout before it builds.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Measure marl_pool, beside torch without the kernel and beside stock RLlib.
+"""Measure marl_pool, compared with torch without the kernel and with stock RLlib.
 
     python scripts/benchmark.py [--only NAME…] [--skip NAME…] [--json FILE] [--tiny]
     python scripts/benchmark.py --table FILE…
@@ -45,6 +45,7 @@ from benchmarks.robustness import standard_suite
 from benchmarks.sampling import sampling, two_runners
 from benchmarks.sets import swarm
 from benchmarks.skills import SKILLS, time_to_skill
+from markdown_tables import markdown_table
 
 from marl_pool.compiled.choice import describe_kernels
 from marl_pool.utils.errors import install_hint
@@ -136,14 +137,17 @@ AIMS = {
     "install/import": "+0 s",
     "time_to_return/simple_centroid": "30 s",
     "time_to_skill/simple_centroid": "3.5 ×",
+    "time_to_skill/simple_centroid/converged": "1 min",
+    "time_to_skill/simple_centroid/four_agents": "2 min",
+    "time_to_skill/simple_tag": "1 min",
     "time_to_skill/boxworld": "15 min",
     "time_to_skill/boxworld_pixels": "45 min",
     "time_to_skill/cartpole": "5 min",
 }
-"""Aims by row, as the table shows them; a factor is one of the column ratio. Trained
+"""Aims by row, as the table shows them; a factor refers to the column ratio. Trained
 weights have the aims of initial ones."""
 CPU_ONLY = ("attention/", "data/", "denormals", "install/", "kernel/")
-"""Beginnings of the names of rows that measure code for a CPU."""
+"""Prefixes of the names of rows that measure code for a CPU."""
 
 
 class BenchmarkError(Exception):
@@ -176,8 +180,7 @@ def machine(device: str) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Format the rows as a Markdown table."""
-    columns = ("what", "value", "beside", "ratio", "aim", "memory")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines = []
     for row in rows:
         cells = [
             f"`{row['name']}`",
@@ -189,8 +192,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         ]
         if row["value"] is not None:
             cells[1] = f"{number(row['value'])} {row['unit']}"
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    columns = ("what", "value", "beside", "ratio", "aim", "memory")
+    return markdown_table(columns, lines)
 
 
 def read(files: Sequence[Path]) -> list[dict[str, Any]]:

@@ -1,13 +1,13 @@
-"""Kill trainings at random moments and break their surroundings; print a table.
+"""Kill training runs at random moments, break disks and environments; print a table.
 
     python scripts/campaign.py --count 20 --seed 1 > table.md
     python scripts/campaign.py --count 5 --only SIGKILL --only train
 
 Runs are started with ``--or-resume`` and killed while they start, resume, sample or
 write a checkpoint, again and again until they end. The finished run is compared with
-one that nobody disturbed: metrics without clocks, and all weights, bit for bit. Other
-faults have to end a run in one line. A disk that is full, becomes read-only or loses
-its power needs root. The table is the one of docs/reliability.md.
+an undisturbed one: metrics except times, and all weights, bit for bit. Other faults
+have to end a run with one line. Cases with a full or read-only disk or a power cut need
+root. The table is that in docs/reliability.md.
 """
 
 import argparse
@@ -32,6 +32,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from markdown_tables import markdown_table  # noqa: E402
+
 from helpers.campaign import CLONE, EVOLVE, FIT, TRAIN, results_of  # noqa: E402
 from marl_pool.runs.run import Run  # noqa: E402
 from marl_pool.version import commit  # noqa: E402
@@ -39,7 +41,7 @@ from marl_pool.version import commit  # noqa: E402
 PATIENCE = 300.0
 """Seconds after which a command counts as hanging."""
 FAREWELL = 30.0
-"""Seconds in which the processes of a run have to be gone."""
+"""Seconds within which all processes of a run have to end."""
 EVERY = 7
 """Iterations from one checkpoint of a killed run to the next."""
 KILLS = 5
@@ -50,34 +52,26 @@ SIGNALS: dict[str, tuple[int, ...]] = {
     "SIGINT": (130,),
 }
 """Exit statuses besides the bare signal's, which Python has at its start."""
+GENERATIONS = "total_generations=60"
+CMA = ("evolution=cma", *(word for word in EVOLVE if word != "evolution=pgpe"))
 LONG = {
     # Long enough to be killed in the middle.
-    "train": (*TRAIN, "total_steps=960", f"checkpoint.every={EVERY}"),
-    "evolve": (*EVOLVE, "total_generations=60", f"checkpoint.every={EVERY}"),
-    "evolve, cma": (
-        *(word for word in EVOLVE if word != "evolution=pgpe"),
-        "evolution=cma",
-        "total_generations=60",
-        f"checkpoint.every={EVERY}",
-    ),
-    "evolve, cma diagonal": (
-        *(word for word in EVOLVE if word != "evolution=pgpe"),
-        "evolution=cma",
-        "evolution.diagonal=true",
-        "total_generations=60",
-        f"checkpoint.every={EVERY}",
-    ),
-    "clone": (*CLONE, "total_batches=80", f"checkpoint.every={EVERY}"),
-    "fit": (*FIT, "fit.epochs=30", f"checkpoint.every={EVERY}"),
+    "train": (*TRAIN, "total_steps=960"),
+    "evolve": (*EVOLVE, GENERATIONS),
+    "evolve, cma": (*CMA, GENERATIONS),
+    "evolve, cma diagonal": (*CMA, "evolution.diagonal=true", GENERATIONS),
+    "clone": (*CLONE, "total_batches=80"),
+    "fit": (*FIT, "fit.epochs=30"),
     "sweep": (
         # A sweep takes each key once, and sets the threads.
         *(text for text in TRAIN if not text.startswith(("threads", "total", "check"))),
         "total_steps=640",
         "seed=0,1",
         "sweep.concurrency=2",
-        f"checkpoint.every={EVERY}",
     ),
 }
+BROKEN = ("hangs", "traceback", "leaves processes")
+"""Ways to end that no fault may cause, reported in place of the last line."""
 REMOTE = {
     "remote runner": ("train", "resources.num_env_runners=2", "BatchedEnvRunner"),
     "remote learner": ("train", "resources.num_learners=1", "_WrappedExecutable"),
@@ -102,10 +96,10 @@ class Outcome:
     """End of one case.
 
     Attributes:
-        good: everything was as promised.
+        good: the case ended as documented.
         kills: signals sent.
         equal: the finished run equals an undisturbed one, or None if not compared.
-        lost: most iterations that a kill took back.
+        lost: largest number of iterations that a kill lost.
         ended: exit statuses, and the last line of a run that failed.
     """
 
@@ -153,7 +147,7 @@ class Command:
     def end(self) -> tuple[int, str]:
         """Wait for the end; return the exit status and the last line of the errors.
 
-        The line is "hangs", "traceback" or "leaves processes" where one of them is so.
+        The line is "hangs", "traceback" or "leaves processes" if the command does so.
         """
         hangs = False
         try:
@@ -176,7 +170,7 @@ class Command:
 
 
 def has_traceback(text: str) -> bool:
-    """Return whether there is a traceback, but for one before the first import."""
+    """Return whether there is a traceback, except one before the first import."""
     files = re.findall(r'^ *File "([^"]*)"', text, re.MULTILINE)
     at_start = bool(files) and all(file.startswith("<frozen ") for file in files)
     return "Traceback" in text and not at_start
@@ -192,8 +186,8 @@ def wait(is_so: Callable[[], bool], seconds: float) -> bool:
 
 def words_of(verb: str, path: Path, *extra: str) -> tuple[str, ...]:
     flag = "--sweep-dir" if verb == "sweep" else "--run-dir"
-    command = verb.partition(",")[0]
-    return command, flag, str(path), "--or-resume", *LONG[verb], *extra
+    words = (*LONG[verb], f"checkpoint.every={EVERY}", *extra)
+    return verb.partition(",")[0], flag, str(path), "--or-resume", *words
 
 
 def runs_of(path: Path) -> list[Path]:
@@ -324,15 +318,11 @@ class Campaign:
             logged = rows_of(path)
             command.process.send_signal(signal.Signals[name])
             status, line = command.end()
-            if status == 0 and not line.startswith(("hangs", "trace", "leaves")):
+            if status == 0 and line not in BROKEN:
                 break
             statuses.append(status)
             allowed = (*SIGNALS[name], -signal.Signals[name])
-            if status not in allowed or line in (
-                "hangs",
-                "traceback",
-                "leaves processes",
-            ):
+            if status not in allowed or line in BROKEN:
                 ended = f"exit {status}: {line}"
                 return Outcome(False, ended, len(statuses), None, lost)
             saved = [Run.open(run).iterations_saved for run in runs_of(path)]
@@ -351,7 +341,7 @@ class Campaign:
         return Outcome(good, ended, len(statuses), equal, lost)
 
     def kill_remote(self, victim: str) -> Outcome:
-        """Kill a process of Ray; the run has to finish, or to end in a line."""
+        """Kill a process of Ray; the run has to finish, or to end with one line."""
         verb, option, title = REMOTE[victim]
         path = self.new()
         words = words_of(verb, path, option)
@@ -369,8 +359,7 @@ class Campaign:
         if status:
             lost = logged - Run.open(path).iterations_saved
             good &= Command(path.parent, *words).end()[0] == 0
-        good &= line not in ("hangs", "traceback", "leaves processes")
-        good &= lost <= EVERY
+        good &= line not in BROKEN and lost <= EVERY
         return Outcome(good, f"exit {status}: {line}" if status else "0", 1, None, lost)
 
     def fault(self, verb: str, name: str, *extra: str) -> Outcome:
@@ -388,7 +377,7 @@ class Campaign:
         status, line = Command(path.parent, *kept, *env, *limits, *extra).end()
         is_named = re.search(FAULTS[name], line.lower()) is not None
         good = (status == 75) if name == "slow" else (status in (1, 2) and is_named)
-        good &= line not in ("hangs", "traceback", "leaves processes")
+        good &= line not in BROKEN
         # A folder's name is no part of the message.
         return Outcome(good, f"exit {status}: {line.replace(str(path), 'RUN')}")
 
@@ -398,7 +387,7 @@ class Campaign:
         words = words_of(verb, path)
         first = Command(path.parent, *words)
         wait(lambda: sum(rows_of(path)) > 0 or not first.running, PATIENCE)
-        # A stopped process keeps its lock; the second one would be too late else.
+        # A stopped process keeps its lock; otherwise the second one would be too late.
         first.process.send_signal(signal.SIGSTOP)
         status, line = Command(path.parent / "second", *words).end()
         first.process.send_signal(signal.SIGCONT)
@@ -424,7 +413,7 @@ class Campaign:
         return Outcome(equal and refused, f"{status}: {line}", 0, equal)
 
     def read_only(self, verb: str) -> Outcome:
-        """Kill a run, resume it on a read-only disk, then where it may write."""
+        """Kill a run, resume it on a read-only disk, then on a writable one."""
         expected, place = self.undisturbed(verb).results, self.new().parent
         words = words_of(verb, place / "disk/run")
         with disk(place / "disk", "-t", "tmpfs", "tmpfs"):
@@ -440,7 +429,7 @@ class Campaign:
             again, _ = Command(place, *words).end()
             equal = again == 0 and results(place / "disk/run") == expected
         refused = status == 2 and "Read-only file system" in line
-        # A run that is finished has nothing to write.
+        # A finished run has nothing to write.
         return Outcome(equal and (refused or not status), str(status), 1, equal)
 
     def power_cut(self, verb: str) -> Outcome:
@@ -456,7 +445,7 @@ class Campaign:
             command = Command(place, *words_of(verb, path))
             self._await_moment(command, verb, path)
             command.process.send_signal(signal.SIGSTOP)
-            # What was synchronized is in the device; what was only written is not.
+            # The device holds synchronized data, but not data that were only written.
             shutil.copyfile(device, snapshot)
             logged = (rows_of(path) or [0])[0]
             command.process.kill()
@@ -513,7 +502,7 @@ def main() -> None:
         if all(text in " ".join(kind) for text in arguments.only)
     }
     outcomes: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
-    # Take the kinds in turns, so that an interrupted campaign has some of each.
+    # Alternate between the kinds, so that an interrupted campaign has some of each.
     try:
         while remaining:
             for kind, case in [*remaining.items()]:
@@ -541,22 +530,19 @@ def main() -> None:
 def table(outcomes: dict[tuple[str, str], list[Outcome]]) -> str:
     """Return a Markdown table with a row for each kind of case."""
     head = "what|verb|runs|kills|as promised|equal in the end|lost at most|ended"
-    lines = [f"| {head.replace('|', ' | ')} |", "|---|---|---|---|---|---|---|---|"]
+    lines = []
     for (fault, verb), series in outcomes.items():
         compared = [outcome.equal for outcome in series if outcome.equal is not None]
         equal = f"{sum(compared)} of {len(compared)}" if compared else "–"
-        kills, good = (
-            sum(outcome.kills for outcome in series),
-            sum(outcome.good for outcome in series),
-        )
+        kills = sum(outcome.kills for outcome in series)
+        good = sum(outcome.good for outcome in series)
         statuses = {
             s for outcome in series for s in re.findall(r"-?\d+", outcome.ended[:20])
         }
         ended = ", ".join(sorted(statuses, key=int))
         lost = max(outcome.lost for outcome in series)
-        row = (fault, verb, len(series), kills, good, equal, lost, ended)
-        lines.append(f"| {' | '.join(map(str, row))} |")
-    return "\n".join(lines)
+        lines.append((fault, verb, len(series), kills, good, equal, lost, ended))
+    return markdown_table(head.split("|"), lines)
 
 
 if __name__ == "__main__":

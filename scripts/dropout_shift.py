@@ -1,11 +1,11 @@
-"""Take the shift by dropout in the learner apart, at the initial weights.
+"""Measure what the shift by dropout in the learner depends on, at the initial weights.
 
     python scripts/dropout_shift.py --out docs/images/dropout_shift.png
 
 The network of AdaPool's simple centroid, 10 seeds of its initial weights, 256
 observations each. One factor varies at a time: the number of tokens, the rate, and the
-place of the dropout. The shift is the mean over the pooled vector of the learner's
-minus the sampler's; the KL is of the learner's policy from the sampler's.
+place of the dropout. The shift is the mean over the features of the learner's pooled
+vector minus the sampler's; the KL is of the learner's policy from the sampler's.
 """
 
 from argparse import ArgumentParser

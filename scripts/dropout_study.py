@@ -3,11 +3,11 @@
     python scripts/dropout_study.py collect RUNS --out docs/data/dropout.csv
     python scripts/dropout_study.py table docs/data/dropout.csv --out dropout.png
 
-`collect` reads the configurations and metrics of the runs in a folder, every tenth
-iteration. `table` prints, for each cell, the final return of each seed, their mean and
-interquartile mean with bootstrap intervals, and the probability that a run of the cell
-returns more than one of AdaPool; then AdaPool's lead over each head, by dropout. A
-final return is the mean over the last tenth of the recorded iterations.
+`collect` reads the configurations of the runs in a folder, and their metrics as means
+over ten iterations. `table` prints, for each cell, the final return of each seed, their
+mean and interquartile mean with bootstrap intervals, and the probability that a run of
+the cell returns more than one of AdaPool; then AdaPool's lead over each head, by
+dropout. A final return is the mean over the last tenth of the recorded iterations.
 """
 
 from argparse import ArgumentParser
@@ -40,7 +40,7 @@ KEYS = ["counts", "dropout", "pooling"]
 METRICS = ["return_mean", "agent/entropy", "agent/first_kl"]
 LABELS = ["mean return", "entropy, nats", "KL before the first step, nats"]
 EVERY = 10
-"""Iterations between two recorded ones; their metrics are averaged."""
+"""Iterations whose metrics are averaged into one row."""
 REFERENCE = "ada"
 RANDOM, SCRIPTED = -1.89, -0.23
 """Returns of random actions and of the scripted policy."""
@@ -53,7 +53,7 @@ def collect(runs: Path) -> pd.DataFrame:
         config = yaml.safe_load((file.parent / "config.yaml").read_text("utf-8"))
         metrics = pd.read_csv(file)
         if metrics["env_steps"].iloc[-1] < config["total_steps"]:
-            continue  # not finished
+            continue  # unfinished
         blocks = metrics.groupby((metrics["iteration"] - 1) // EVERY)
         frame = blocks[METRICS].mean().assign(env_steps=blocks["env_steps"].max())
         cell = (config["env"]["counts"], config["ppo"]["dropout"])
@@ -175,7 +175,7 @@ def draw(table: pd.DataFrame, out: Path) -> None:
 
 
 def main() -> None:
-    """Collect runs, or tabulate and draw what was collected."""
+    """Collect runs, or tabulate and draw the collected metrics."""
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("action", choices=["collect", "table"])
     parser.add_argument("source", type=Path, help="folder of runs, or the CSV")

@@ -2,8 +2,8 @@
 
     python scripts/first_example.py [--kernel native|torch]
 
-Whatever wheel is installed is tried, not this checkout. With ``--kernel`` it also has
-to compute by the compiled kernel, or by torch alone.
+The installed wheel is tried, not this checkout. With ``--kernel`` it also has to use
+the compiled kernel, or torch alone.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python scripts/fit_table.py SWEEP [--metrics error cross_entropy]
 
 Numbers are means over folds on the test set ± standard deviation over *folds*, which
-share most of their examples: no spread over seeds.
+share most of their examples; they are not a spread over seeds.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     python scripts/gpu_check.py [--json FILE] [--only correct|speed]
 
 Correctness: environments, perturbations, heads and encoders give the numbers of a CPU;
-no step of a rollout waits for the device; a short training, its resume and its
-evaluation work. Speed: sampling and training on simple_centroid, beside the aims. The
-exit status is 1 if a check fails. `--device cpu --tiny` tries the script itself where
-there is no GPU: its checks compare the branch-free code with the other.
+no rollout step waits for the device; a short training run can be resumed and evaluated.
+Speed: sampling and training on simple_centroid, compared with the aims. The exit status
+is 1 if a check fails. `--device cpu --tiny` tries the script itself without a GPU: its
+checks compare the branch-free code with the ordinary code.
 """
 
 import argparse
@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.common import build, on, seconds, synchronize
+from benchmarks.common import build, finished_returns, on, seconds, synchronize
+from markdown_tables import markdown_table
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -42,7 +43,6 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_policy
 from marl_pool.pooling import pooling_names
 from marl_pool.rollout import Rollout
-from marl_pool.training.ppo.runner import EPISODE_RETURNS
 from marl_pool.utils.devices import without_reads
 from marl_pool.utils.errors import UnfitTokensError
 
@@ -53,12 +53,12 @@ ENVS: dict[str, dict[str, Any]] = {
     "boxworld": {"random_distractors": True},
     "cartpole": {"noise_channels": 2, "num_frames": 2},
 }
-"""Environments of this package that are no simulators."""
+"""Environments of this package that are not simulators."""
 SKILL = -0.72
 """Mean return on simple_centroid: 0.8 of the way from random actions to a controller
 that knows the centroid."""
 WINDOW = 100
-"""Episodes of which the mean return is taken."""
+"""Number of episodes in the mean return."""
 
 
 @dataclass(frozen=True)
@@ -158,14 +158,22 @@ def errors_at_reads(device: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def exploring(
+    env: BatchedEnv, parts: Mapping[str, Any] = {}, **options: Any
+) -> Rollout:
+    """Return a rollout of untrained policies on the device of the environment."""
+    policies = {
+        role: make_policy(group.tokens, group.action_space, seed=0, **parts)
+        for role, group in env.groups.items()
+    }
+    on_device = {role: policy.to(env.device) for role, policy in policies.items()}
+    return Rollout(env, on_device, explore=True, **options)
+
+
 def check_reads(name: str, device: str) -> None:
     """Step without waiting for the device, once constants have been copied."""
     env = make_batched_env(name, NUM_ENVS, max_steps=4, device=device, **ENVS[name])
-    policies = {
-        role: make_policy(group.tokens, group.action_space, seed=0).to(device)
-        for role, group in env.groups.items()
-    }
-    rollout = Rollout(env, policies, explore=True, sync_free=True)
+    rollout = exploring(env, sync_free=True)
     rollout.uses_graph = False
     rollout.steps(2)
     with torch.no_grad(), errors_at_reads(device):
@@ -177,16 +185,12 @@ def check_graph(name: str, device: str) -> None:
     results = []
     for uses_graph in (True, False):
         env = make_batched_env(name, NUM_ENVS, max_steps=9, device=device, **ENVS[name])
-        policies = {
-            role: make_policy(group.tokens, group.action_space, seed=0).to(device)
-            for role, group in env.groups.items()
-        }
-        rollout = Rollout(env, policies, explore=True, sync_free=True)
+        rollout = exploring(env, sync_free=True)
         rollout.uses_graph &= uses_graph
         parts = [rollout.steps(8) for _ in range(3)]
         # A graph reads the weights anew, as learners change them in place.
         with torch.no_grad():
-            for policy in policies.values():
+            for policy in rollout.policies.values():
                 for parameter in policy.parameters():
                     parameter += 0.1
         parts.append(rollout.steps(8))
@@ -196,13 +200,13 @@ def check_graph(name: str, device: str) -> None:
 
 
 class Trained:
-    """Short trainings: one run, and one that was stopped and resumed."""
+    """Short training runs: an uninterrupted one, and one stopped and resumed."""
 
     def __init__(self, device: str, folder: Path) -> None:
         self.device, self.folder = device, folder
 
     def overrides(self, steps: int) -> list[str]:
-        """Return the settings of a training of some iterations of 256 steps."""
+        """Return the settings of a training run of some iterations of 256 steps."""
         small = ["ppo.num_envs=16", "ppo.batch_size=256", "ppo.minibatch_size=128"]
         lengths = ["env.max_steps=8", "checkpoint.every=1", f"total_steps={steps}"]
         return ["experiment=simple_centroid", "ppo=fast", *small, *lengths]
@@ -330,11 +334,7 @@ def sampling(device: str, *, tiny: bool) -> Measurement:
 
     def rate(kernels: Kernels) -> float:
         env = make_batched_env(num_envs=num_envs, device=device, **settings["env"])
-        policies = {
-            role: make_policy(g.tokens, g.action_space, seed=0, **parts).to(device)
-            for role, g in env.groups.items()
-        }
-        rollout = Rollout(env, policies, explore=True)
+        rollout = exploring(env, parts)
         rollout.uses_graph &= kernels == "auto"
         with use_kernels(kernels):
             rollout.steps(steps)
@@ -363,9 +363,7 @@ def training(device: str, *, tiny: bool) -> Iterator[Measurement]:
     while steps < goal:
         sampled = algo.train()["env_runners"]
         steps += batch
-        finished = sampled.get(EPISODE_RETURNS, {}).get("agent")
-        if isinstance(finished, list):  # NaN without episodes
-            returns = [*returns, *finished][-WINDOW:]
+        returns = [*returns, *finished_returns(sampled, "agent")][-WINDOW:]
         reached = len(returns) == WINDOW and sum(returns) / WINDOW >= SKILL
         if skill is None and reached:
             skill = time.perf_counter() - began
@@ -379,13 +377,13 @@ def training(device: str, *, tiny: bool) -> Iterator[Measurement]:
 
 def table(rows: list[Measurement]) -> str:
     """Format the measurements as a Markdown table."""
-    lines = ["| what | value | torch alone | aim |", "|---|---|---|---|"]
+    lines = []
     for row in rows:
         numbers = (row.value, row.torch, row.aim)
         cells = ["" if n is None else f"{n:,.4g} {row.unit}" for n in numbers]
         cells[0] = cells[0] or "not reached"
-        lines.append(f"| {row.name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([row.name, *cells])
+    return markdown_table(["what", "value", "torch alone", "aim"], lines)
 
 
 def main(arguments: list[str] | None = None) -> int:

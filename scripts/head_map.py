@@ -1,16 +1,17 @@
-"""The map of pooling heads: docs/data/head_map.csv, and what docs/map.md makes of it.
+"""The map of pooling heads: docs/data/head_map.csv, and the tables of docs/map.md.
 
-    python scripts/head_map.py list RUNS | sh
+    python scripts/head_map.py list RUNS --env simple_centroid | sh
     python scripts/head_map.py collect RUNS --out docs/data/head_map.csv
     python scripts/head_map.py table docs/data/head_map.csv --out head_map.png
         --page docs/map.md
 
-A cell is a depth of the encoder, a number of tokens and the share of signal among them.
-`list` prints the commands of the runs that are not finished: all cells of a seed, then
-the next seed. `collect` appends the scores of the finished runs that the file lacks, in
-their own environment and out of distribution; 0 is random actions, 1 the scripted
-policy. `table` prints and draws what is there, and names no best head of a cell before
-all of its heads have `RANKED_FROM` seeds.
+A cell is a depth of the encoder, a number of tokens and the share of signal among them,
+in one of the environments `STAGES`. `list` prints the commands of the unfinished runs,
+stage by stage, and in a stage all cells of a seed before the next seed. `collect`
+appends the scores of the finished runs that the file lacks, in their own environment
+and out of distribution; 0 is random actions, 1 the scripted policy. `table` prints and
+draws the collected scores, and names a cell's best head only if at least two heads have
+`RANKED_FROM` seeds.
 """
 
 import itertools
@@ -34,20 +35,26 @@ from marl_pool.utils.text import printable
 SEEDS = range(5)
 SHARES = (Fraction(1, 2), Fraction(1, 8), Fraction(1, 32))
 FACTORS = (Fraction(1, 4), Fraction(4), Fraction(8))
-"""Numbers of tokens out of distribution, in units of the cell's."""
+"""Numbers of tokens out of distribution, as multiples of the cell's."""
 IN_KERNEL = ("ada", "avg", "max", "cls")
-"""Heads that the compiled kernel computes, in a third of the others' time."""
-STAGES = (
-    ((0, 1), (8, 32), (*IN_KERNEL, "gated", "power")),
-    ((1,), (128,), IN_KERNEL),
-    ((0, 1), (8, 32), ("attention_neuron", "pma")),
-)
-"""Depths, tokens and heads; all seeds of a stage before the next stage."""
+"""Heads that the compiled kernel computes, in a third of the other heads' time."""
+BOTH_DEPTHS = (0, 1)
+Stage = tuple[Sequence[int], Sequence[int], Sequence[str]]
+"""Depths, tokens and heads."""
+STAGES: dict[str, tuple[Stage, ...]] = {
+    "simple_centroid": (
+        (BOTH_DEPTHS, (8, 32), (*IN_KERNEL, "gated", "power")),
+        ((1,), (128,), IN_KERNEL),
+        (BOTH_DEPTHS, (8, 32), ("attention_neuron", "pma")),
+    ),
+    "simple_tag": ((BOTH_DEPTHS, (32,), (*IN_KERNEL, "gated")),),
+}
+"""Runs by environment; all seeds of a stage before the next stage."""
 BLIND = (0, "cls")
-"""Depth and head: without layers the class token has met no other token."""
-RECIPE = "experiment=simple_centroid total_steps=1_000_000 threads=1"
+"""Excluded depth and head: without layers the class token sees no other token."""
+TOTAL_STEPS = 1_000_000
 EPISODES = 128
-COLUMNS = ["run", *CELL, "head", "seed", "label", "score", "rise"]
+COLUMNS = ["run", "env", *CELL, "head", "seed", "label", "score", "rise"]
 
 
 class MapCell(NamedTuple):
@@ -55,7 +62,7 @@ class MapCell(NamedTuple):
 
     Attributes:
         depth: layers of the transformer; 0 is ``encoder=identity``, as wide.
-        tokens: all that the agent observes, itself included.
+        tokens: number of tokens that the agent observes, itself included.
         share: part of the tokens that are signal.
     """
 
@@ -71,7 +78,7 @@ class MapCell(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """True if there is a whole number of signals, and one at least."""
+        """True if the number of signals is a positive integer."""
         return (self.tokens * self.share).denominator == 1
 
     @property
@@ -102,15 +109,19 @@ def cells(depths: Sequence[int], tokens: Sequence[int]) -> list[MapCell]:
     return [cell for cell in combined if cell.is_possible]
 
 
-def commands(runs: Path) -> Iterator[str]:
+def commands(runs: Path, env: str) -> Iterator[str]:
     """Yield a command for each run that is not finished, in the order to run them.
+
+    Args:
+        runs: folder of the runs of one environment.
+        env: key of `STAGES`.
 
     Raises:
         InputError: ``runs`` is a file.
     """
     if runs.is_file():
         raise InputError(f"{runs}: expected a folder, got a file")
-    for depths, tokens, heads in STAGES:
+    for depths, tokens, heads in STAGES[env]:
         places = itertools.product(SEEDS, cells(depths, tokens), heads)
         for seed, cell, head in places:
             folder = runs / f"{cell.depth}-{cell.counts}-{head}-{seed}"
@@ -120,8 +131,8 @@ def commands(runs: Path) -> Iterator[str]:
                 continue
             yield (
                 f"marl-pool train --run-dir {shlex.quote(str(folder))} --or-resume "
-                f"{RECIPE} {cell.encoder} env.counts={cell.counts} pooling={head} "
-                f"seed={seed}"
+                f"experiment={env} total_steps={TOTAL_STEPS:_} threads=1 "
+                f"{cell.encoder} env.counts={cell.counts} pooling={head} seed={seed}"
             )
 
 
@@ -137,12 +148,15 @@ def collect(runs: Path, out: Path) -> None:
     Raises:
         InputError: no run is finished.
     """
-    present = set(read_map(out)["run"]) if out.is_file() else set()
-    folders = [path for path in sorted(runs.glob("*/")) if path.name not in present]
-    opened = [run for run in map(Run.open, folders) if is_finished(run)]
+    present = set[tuple[str, str]]()
+    if out.is_file():
+        present = {*read_map(out).groupby(["env", "run"]).groups}
+    opened = [run for run in map(Run.open, sorted(runs.glob("*/"))) if is_finished(run)]
     if not opened and not present:
         raise InputError(f"{runs}: expected finished runs, got none")
     for run in opened:
+        if (run.env["name"], run.path.name) in present:
+            continue
         rows = evaluated(run).round(4)
         rows.to_csv(out, mode="a", header=not out.is_file(), index=False)
 
@@ -167,6 +181,7 @@ def evaluated(run: Run) -> pd.DataFrame:
     values = dict(zip(CELL, cell, strict=True))
     return rows[["label", "score"]].assign(
         run=run.path.name,
+        env=run.env["name"],
         **values,
         head=run.config["pooling"]["name"],
         seed=run.config["seed"],
@@ -178,7 +193,7 @@ def cell_of(run: Run) -> MapCell:
     """Return the place of a run on the map.
 
     Raises:
-        InputError: a share of signal that the map has not.
+        InputError: a share of signal that is not on the map.
     """
     numbers = [int(number) for number in str(run.env["counts"]).split("-")]
     tokens = sum(numbers)
@@ -190,7 +205,7 @@ def cell_of(run: Run) -> MapCell:
 
 
 def read_map(file: Path) -> pd.DataFrame:
-    """Read what was collected.
+    """Read the collected scores.
 
     Raises:
         InputError: no such file, no rows, or other columns.
@@ -208,7 +223,7 @@ def read_map(file: Path) -> pd.DataFrame:
 
 
 def late_rise(run: Run) -> float:
-    """Return by how much the return rises over the last fifth, by a fitted line."""
+    """Return the rise of the return over the last fifth, by a fitted line."""
     table = run.to_pandas()
     last = table[table["env_steps"] > 0.8 * table["env_steps"].max()]
     slope, _ = np.polyfit(last["env_steps"], last["return_mean"], 1)
@@ -237,13 +252,14 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("action", choices=["list", "collect", "table"])
     parser.add_argument("source", type=Path, help="folder of runs, or the CSV")
+    parser.add_argument("--env", choices=STAGES, default="simple_centroid")
     parser.add_argument("--out", type=new_file, help="CSV or picture to write")
     parser.add_argument("--page", type=Path, help="page whose tables to replace")
     arguments = parser.parse_args()
     source, out = arguments.source, arguments.out
     with reported(parser):
         if arguments.action == "list":
-            print(*commands(source), sep="\n")
+            print(*commands(source, arguments.env), sep="\n")
         elif arguments.action == "collect":
             if out is None:
                 raise InputError("--out: expected the CSV to extend")

@@ -33,31 +33,34 @@ QUESTIONS = {
     "share": "other shares of signal",
 }
 """First word of a row's label → title; a question's score is the mean over its rows."""
+SOURCE = "simple_centroid"
+"""Environment from whose runs advice is derived."""
 CHOOSING = (0, 1, 2)
-"""Seeds that make advice; the others test it."""
+"""Seeds from which advice is derived; the others test it."""
 MARGIN = 0.05
 """Smallest difference of scores that matters."""
 MARKS = "<!-- measured -->", "<!-- end -->"
-"""Of a page, around what `report` says."""
+"""Marks in a page around the output of `report`."""
 FLAT = 0.02
-"""Largest change of the training return in the last fifth of a run that is flat."""
+"""Largest change of the training return in the last fifth of a flat run."""
 WORST = 0.5
 """Loss at the dark end of the colours."""
 
 
 class Advice(NamedTuple):
-    """A sentence, and the difference of scores that it claims.
+    """A piece of advice, and the difference of scores that it claims.
 
     Attributes:
-        sentence: as the page has it.
+        sentence: the advice as printed on the page.
         question: key of `QUESTIONS`.
         cells: condition on `CELL`, for `pandas.DataFrame.query`.
-        better: heads; none for the best of each cell on the seeds that made it, among
-            those that other seeds have.
-        worse: heads; none for the worst of each cell, likewise.
+        better: heads; empty for the best head of each cell on ``seeds``, among the
+            heads that were run on other seeds.
+        worse: heads; empty for the worst of each cell, likewise.
         matters: "yes" if their mean difference is claimed to be `MARGIN` or more, else
             "no".
-        seeds: that made it, none of a prediction; the others test it.
+        seeds: seeds from which it was derived, none for a prediction; the other seeds
+            test it.
     """
 
     sentence: str
@@ -71,7 +74,7 @@ class Advice(NamedTuple):
 
 ADVICE = (
     Advice(
-        "As trained, behind one layer, any head will do.",
+        "Behind one layer, tested as trained, any head will do.",
         "clean",
         "depth == 1",
         (),
@@ -80,7 +83,7 @@ ADVICE = (
         seeds=(0,),
     ),
     Advice(
-        "If the share of signal will change, not avg but ada.",
+        "If the share of signal will change, use ada rather than avg.",
         "share",
         "depth < 2",
         ("ada",),
@@ -88,7 +91,7 @@ ADVICE = (
         seeds=(),
     ),
     Advice(
-        "If the share of signal will change, not max but ada.",
+        "If the share of signal will change, use ada rather than max.",
         "share",
         "depth < 2",
         ("ada",),
@@ -96,7 +99,7 @@ ADVICE = (
         seeds=(0,),
     ),
     Advice(
-        "As trained, without layers, neither avg nor max but ada.",
+        "Without layers, tested as trained, use ada rather than avg or max.",
         "clean",
         "depth == 0",
         ("ada",),
@@ -104,7 +107,8 @@ ADVICE = (
         seeds=(0, 1),
     ),
     Advice(
-        "If one thing is signal in training and more will come, not ada but power.",
+        "If one token is signal in training and more will come, use power rather "
+        "than ada.",
         "share",
         "(tokens == 8 and share == '1/8') or (tokens == 32 and share == '1/32')",
         ("power",),
@@ -112,16 +116,28 @@ ADVICE = (
         seeds=(0, 1),
     ),
     Advice(
-        "If the number of tokens will change, behind one layer, not cls but ada.",
+        "Behind one layer, if the number of tokens will change, use ada rather than "
+        "cls.",
         "tokens",
         "depth == 1",
         ("ada",),
         ("cls",),
         seeds=(0, 1, 2, 3),
     ),
+    Advice(
+        "Without layers, if several tokens are signal and their share will change, "
+        "use gated rather than ada.",
+        "share",
+        "depth == 0 and (share == '1/2' or (tokens == 32 and share == '1/8'))",
+        ("gated",),
+        ("ada",),
+        seeds=(0,),
+    ),
 )
-"""The first two were written before a score of the map was seen, but for the heads that
-seeds choose; the others, before the seeds that test them were there."""
+"""The first two were written before any score of the map was seen (the heads of the
+first are chosen by its seeds), the others before the seeds that test them were
+available. The last states what the page had said about gated's first seed, and was
+written when all seeds were available."""
 
 
 def answered(table: pd.DataFrame, question: str) -> pd.DataFrame:
@@ -137,20 +153,23 @@ def _in_order(values: pd.Index) -> pd.Index:
 
 
 def _place(value: int | str) -> int:
-    """Order shares by their divisors: as texts, 1/32 is before 1/8."""
+    """Order shares by their divisors: as strings, 1/32 would be before 1/8."""
     return int(str(value).removeprefix("1/"))
 
 
 def report(table: pd.DataFrame) -> str:
-    """Return all that is there as Markdown."""
-    parts = [summary(table)]
-    for question, title in QUESTIONS.items():
-        parts += [f"**Score, {title}**", score_table(answered(table, question))]
+    """Return the whole report as Markdown."""
+    parts = []
+    for env, rows in table.groupby("env"):
+        parts += [f"*{env}*: {summary(rows)}"]
+        for question, title in QUESTIONS.items():
+            scores = score_table(answered(rows, question))
+            parts += [f"**Score in {env}, {title}**", scores]
     return "\n\n".join([*parts, "**Advice**", advice_table(table)])
 
 
 def summary(table: pd.DataFrame) -> str:
-    """Say how many runs there are, and how many of them became flat."""
+    """Say how many runs there are, and how many of them end flat."""
     runs = table.drop_duplicates("run")
     rising = runs.loc[runs["rise"].abs() > FLAT, "head"].value_counts()
     seeds = runs.groupby([*CELL, "head"])["seed"].nunique()
@@ -160,13 +179,14 @@ def summary(table: pd.DataFrame) -> str:
     if spread == spread:
         detected = smallest_difference(RANKED_FROM) * spread
         power = (
-            f" The median standard deviation between seeds is {spread:.3f}, by which "
-            f"{RANKED_FROM} seeds tell a difference of {detected:.3f} (power 0.8)."
+            f" The median standard deviation between seeds is {spread:.3f}, at which "
+            f"{RANKED_FROM} seeds detect a difference of {detected:.3f} (power 0.8)."
         )
     return (
         f"{len(runs)} runs, {_seeds(seeds)} of each head in a cell. The return of "
-        f"{len(runs) - rising.sum()} changes by at most {FLAT:g} of the score in their "
-        f"last fifth; of the others, which are counted too: {names or 'none'}.{power}"
+        f"{len(runs) - rising.sum()} changes by at most {FLAT:g} of the score over "
+        f"their last fifth. Other runs, which are counted too: {names or 'none'}."
+        f"{power}"
     )
 
 
@@ -183,7 +203,8 @@ def score_table(scores: pd.DataFrame) -> str:
     """
     rows = []
     for cell, group in scores.groupby(level=CELL, sort=False):
-        seeds = _seeds(group.notna().sum()).removesuffix("s").removesuffix(" seed")
+        counts = group.notna().sum()
+        seeds = _seeds(counts[counts > 0]).removesuffix("s").removesuffix(" seed")
         means = [f"{mean:.3f}" if mean == mean else "" for mean in iqm(group)]
         rows.append([*cell, seeds, *means, *choice(group)])
     head = [*CELL, "seeds", *scores, "best, worst", "difference", "matters"]
@@ -198,14 +219,14 @@ def iqm(group: pd.DataFrame) -> pd.Series:
 
 
 def choice(group: pd.DataFrame) -> tuple[str, str, str]:
-    """Compare the best and the worst head of a cell, each seed by the others' choice.
+    """Compare a cell's best and worst head, chosen for each seed on the other seeds.
 
     Returns:
         The heads of the highest and the lowest interquartile mean; the difference of
         the two that the other seeds would choose, its mean over seeds and interval; and
-        whether it is above `MARGIN`: "yes", "no", or "open" if the interval includes
-        it. Empty for fewer than two heads of `RANKED_FROM` seeds; others do not take
-        part.
+        whether it is at least `MARGIN`: "yes", "no", or "open" if the interval
+        contains it. Empty strings for fewer than two heads with `RANKED_FROM` seeds;
+        heads with fewer seeds are ignored.
     """
     group = ranked(group)
     if group.shape[1] < 2:
@@ -219,12 +240,12 @@ def choice(group: pd.DataFrame) -> tuple[str, str, str]:
 
 
 def ranked(group: pd.DataFrame) -> pd.DataFrame:
-    """Return the heads of `RANKED_FROM` seeds, and the seeds that all of them have."""
+    """Select the heads with `RANKED_FROM` seeds, and their common seeds."""
     return group.loc[:, group.notna().sum() >= RANKED_FROM].dropna()
 
 
 def extremes(group: pd.DataFrame) -> tuple[str, str]:
-    """Return the heads of the highest and the lowest interquartile mean."""
+    """Return the heads with the highest and the lowest interquartile mean."""
     means = iqm(group)
     return str(means.idxmax()), str(means.idxmin())
 
@@ -235,22 +256,40 @@ def _between(interval: Interval) -> str:
 
 
 def advice_table(table: pd.DataFrame, advice: tuple[Advice, ...] = ADVICE) -> str:
-    """Test each sentence on the seeds that did not make it."""
+    """Test each sentence on the seeds from which it was not derived.
+
+    In environments other than `SOURCE`, these are all seeds, unless seeds choose heads.
+    """
     rows = []
+    envs = sorted({*table["env"]})
     for item in advice:
-        values, verdict = differences(item, table), "not tested yet"
-        if len(values) > 1:
-            interval = bootstrap(values)
-            is_above = _against(interval, MARGIN)
-            verdict = {item.matters: "holds", "open": "open"}.get(is_above, "fails")
-            verdict += f": {_between(interval)}, {len(values)} cells and seeds"
+        verdicts = []
+        for env in envs:
+            is_foreign = env != SOURCE and item.better and item.worse
+            tested = item._replace(seeds=()) if is_foreign else item
+            verdicts.append(verdict(tested, table[table["env"] == env]))
         seeds = ", ".join(map(str, item.seeds)) or "none"
-        rows.append([item.sentence, item.question, seeds, verdict])
-    return markdown_table(["advice", "question", "made on seeds", "on others"], rows)
+        rows.append([item.sentence, item.question, seeds, *verdicts])
+    titles = [
+        f"on other seeds of {env}" if env == SOURCE else f"in {env}" for env in envs
+    ]
+    return markdown_table(["advice", "question", "derived from seeds", *titles], rows)
+
+
+def verdict(advice: Advice, table: pd.DataFrame) -> str:
+    """Say whether the advice holds in one environment, with the mean difference."""
+    values = differences(advice, table)
+    if len(values) < 2:
+        return "not tested yet"
+    interval = bootstrap(values)
+    text = {advice.matters: "holds", "open": "open"}.get(
+        _against(interval, MARGIN), "fails"
+    )
+    return f"{text}: {_between(interval)}, {len(values)} cells and seeds"
 
 
 def differences(advice: Advice, table: pd.DataFrame) -> np.ndarray:
-    """Return the difference of better and worse in each cell and seed unseen."""
+    """Return the difference of better and worse in each cell and unseen seed."""
     scores = answered(table, advice.question).query(advice.cells)
     values = []
     for _, group in scores.groupby(level=CELL):
@@ -276,7 +315,8 @@ def _against(interval: Interval, margin: float) -> str:
 
 @figure_style()
 def draw(table: pd.DataFrame, out: Path) -> None:
-    """Draw what the best and the worst head lose: a row of maps for each question."""
+    """Draw what the best and the worst head lose in `SOURCE`, a row a question."""
+    table = table[table["env"] == SOURCE]
     depths = sorted(table["depth"].unique())
     sides = [sorted(table[key].unique(), key=_place) for key in ("share", "tokens")]
     panels = [(depth, place) for depth in depths for place in ("best", "worst")]
@@ -289,7 +329,7 @@ def draw(table: pd.DataFrame, out: Path) -> None:
             image = _heat_map(axes, losses(cells, place), sides)
             layers = "1 layer" if depth == 1 else f"{depth} layers"
             axes.set_title(f"{place} head, {layers}\n{title}", fontsize=8.5)
-    figure.colorbar(image, ax=grid, label="lost of the scripted policy's score")
+    figure.colorbar(image, ax=grid, label="score lost relative to the scripted policy")
     save_png(figure, out, 110)
 
 
@@ -334,7 +374,7 @@ def _heat_map(
 
 
 def write_page(page: Path, text: str) -> None:
-    """Replace what a page has between two marks.
+    """Replace the text between the two marks of a page.
 
     Raises:
         InputError: it lacks the marks.

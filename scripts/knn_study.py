@@ -1,4 +1,4 @@
-"""Tabulate and draw a sweep of `task=knn_centroid`, beside the AdaPool paper's numbers.
+"""Tabulate and draw a sweep of `task=knn_centroid`, with the AdaPool paper's numbers.
 
     python scripts/knn_study.py SWEEP [--out FILE.png]
 

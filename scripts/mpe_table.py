@@ -1,14 +1,13 @@
 """Measure tasks of MPE with random, scripted and trained agents: a CSV and a table.
 
 ``python scripts/mpe_table.py mpe_tasks.csv RUN …`` plays the tasks of the runs. In
-tasks with adversaries both sides are random, scripted or trained, in all pairs; those
-that are trained come from one run. In the others scripts also play deaf. Every row of
-the CSV is the mean return of an agent of a group over episodes with equal starts. The
-table that is printed has the means over runs, ± half of the 95 % t interval.
+tasks with adversaries both sides are random, scripted or trained, in all pairs; both
+trained sides come from one run. In the other tasks there are also deaf scripts. A row
+of the CSV is the mean return of an agent of a group over episodes from equal initial
+states. The printed table has the means over runs, ± half of the 95 % t interval.
 """
 
 import argparse
-import csv
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -22,6 +21,7 @@ from marl_pool import load_policies, make_batched_env
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles.speaking_heuristics import ListenerHeuristic
 from marl_pool.envs.scripted import HEURISTIC, RANDOM, Heuristic, scripted_policy
+from marl_pool.files.tables import write_csv
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout
 from marl_pool.runs.run import Run
@@ -43,7 +43,7 @@ class DeafScript(Heuristic):
 
     @override
     def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        is_speaker = tokens.types == self.script.speaker
+        is_speaker = tokens.types == self.script.types[self.script.speaker]
         features = tokens.features.masked_fill(is_speaker[..., None], 0)
         return self.script.choose(tokens._replace(features=features))
 
@@ -138,10 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
             for task, runs in tasks.items()
             for row in rows(task, runs, options.episodes)
         ]
-    with options.csv.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(results[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(results)
+    write_csv(options.csv, list(results[0]), results)
     print(table(results))
 
 

@@ -1,14 +1,13 @@
 """Train heads with PPO on MPEv2's tasks, and tabulate them in its other domains.
 
     python scripts/mpev2_table.py --out DIR --heads ada avg --seeds 5
-    python scripts/mpev2_table.py --out DIR --anchors      # policies that learn nothing
+    python scripts/mpev2_table.py --out DIR --anchors      # policies that do not learn
 
-Each of the six tasks is trained in domain 0, and played in domain 1, with more agents,
-and domain 2, with more of the others: twelve splits, beside domain 0. Every row of
-DIR/results.csv is the mean over episodes of the sum of the team's rewards. What is in
-the file is not repeated, and a training that was interrupted continues, so the same
-command resumes; other settings need another folder. DIR/table.md has the mean over
-seeds, and their standard deviation.
+Each of the six tasks is trained in domain 0, and played in domain 0, domain 1, with
+more agents, and domain 2, with more of the others. Every row of DIR/results.csv is the
+mean over episodes of the sum of the team's rewards. The same command resumes: rows in
+the file are not repeated, and an interrupted training run continues. Other settings
+need another folder. DIR/table.md has means over seeds, ± half of the 95 % t interval.
 """
 
 import argparse
@@ -109,7 +108,7 @@ def keep_settings(out: Path, settings: dict[str, object]) -> None:
 
 
 def policy_of(trial: Trial, group: AgentGroup) -> Policy:
-    """Return a policy that learns nothing."""
+    """Return a policy that does not learn."""
     if trial.head == NO_OP:
         return Rest()
     return scripted_policy(trial.head, env=trial.env, role="agent", group=group)
@@ -138,10 +137,10 @@ def rows(trial: Trial, policy: Policy, episodes: int) -> Iterator[tuple[object, 
 
 
 def table(results: list[dict[str, str]]) -> str:
-    """Tabulate a row for each split: means over seeds, and of the rest over episodes.
+    """Tabulate a row for each split: means over seeds, or for one policy over episodes.
 
-    What seeds tell is half of their 95 % t interval; one policy alone has the standard
-    error of its episodes.
+    Means over seeds have half of their 95 % t interval; a single policy has the
+    standard error of its episodes.
     """
     policies = dict.fromkeys((row["head"], row["critic"]) for row in results)
     cells: dict[tuple[str, str], dict[tuple[str, str], list[dict[str, str]]]] = {}
@@ -163,7 +162,7 @@ def _cell(rows: list[dict[str, str]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train and play what is missing, and write the table."""
+    """Train and play the missing policies, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of results")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
@@ -184,7 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def play_missing(options: argparse.Namespace) -> None:
-    """Train and play what the results lack."""
+    """Train and play the policies that the results lack."""
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     names = ("steps", "episodes", "overrides")

@@ -1,4 +1,4 @@
-"""Policies of particle tasks that learn nothing and are not in the package."""
+"""Policies for particle tasks that do not learn and are not in the package."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ class Rest(Heuristic):
 
 
 class LeastTotal(ForceHeuristic):
-    """Steer in simple spread by the present assignment of least total distance."""
+    """Steer in simple spread by the current assignment of least total distance."""
 
     acceleration = 5.0
 

@@ -5,9 +5,9 @@
     python scripts/pretrained.py card NAME… [--replace] [--commit COMMIT]
     python scripts/pretrained.py page [--check]
 
-`train` trains or resumes the runs that are not finished, RUNS/NAME. `ship` copies the
-best policy of finished runs into the package, with a card and a moving picture; without
-NAME of all that are not there yet. `card` measures policies that are there already.
+`train` trains or resumes the unfinished runs, RUNS/NAME. `ship` copies the best policy
+of finished runs into the package, with a card and an animation; without NAME, all
+policies that are not in it yet. `card` measures policies that are in the package.
 `page` writes docs/pretrained.md from the cards. Nothing is overwritten without
 ``--replace``.
 """
@@ -136,7 +136,7 @@ class Stage(NamedTuple):
 
 
 def trainable() -> list[str]:
-    """Return the policies that runs of PPO and of cloning make, and nothing else."""
+    """Return the policies that come only from runs of PPO and of cloning."""
     return [
         name
         for name, lines in COMMANDS.items()
@@ -169,12 +169,12 @@ def stages(name: str, runs: Path) -> list[Stage]:
 
 
 def commits_file(runs: Path, name: str) -> Path:
-    """Return the file of the commits that a run was trained with, one a line."""
+    """Return the file of the commits that a run was trained with, one per line."""
     return runs / f"{name}.commits"
 
 
 def train(runs: Path, names: Iterable[str]) -> None:
-    """Train or resume what is not finished, one run after the other.
+    """Train or resume the unfinished runs, one after the other.
 
     Raises:
         InputError: no such training, or one that failed.
@@ -300,7 +300,7 @@ def measured_card(
 
 
 def draw(name: str, folder: Path) -> None:
-    """Draw the first episodes of the evaluation as a moving picture."""
+    """Draw the first episodes of the evaluation as an animation."""
     env = load_env_config(folder)
     assert env is not None
     target = target_from_policies(load_policies(folder), env, name=name)
@@ -333,22 +333,21 @@ def page() -> str:
     parts = [
         "<!-- Written by scripts/pretrained.py from the cards: edit that. -->",
         "# Pretrained policies",
-        "Policies that are part of the package, to look at and to measure against, by "
-        "`marl-pool evaluate`, `render` or `play` with `pretrained=NAME`, or from "
+        "Policies that come with the package, to watch and to compare with. Use them "
+        "by `pretrained=NAME` in `marl-pool evaluate`, `render` or `play`, or from "
         "Python:",
-        "```python\nfrom marl_pool import load_policies\n"
-        "from marl_pool.pretrained import pretrained_path\n\n"
-        'policies = load_policies(pretrained_path("simple_spread"))  # by group\n```',
-        "`marl-pool list pretrained` lists them, and with a name prints a card. One "
-        "run of training made each, so the numbers are of these policies and not of "
-        "the way to train them; brackets are 95 % bootstrap intervals over episodes. "
+        "```python\nfrom marl_pool import load_policies\n\n"
+        'policies = load_policies("pretrained=simple_spread")  # by group\n```',
+        "`marl-pool list pretrained` lists them, and with a name prints a card. Each "
+        "comes from one training run, so the numbers describe these policies and not "
+        "the training method; brackets are 95 % bootstrap intervals over episodes. "
         "A score is 0 for random actions and 1 for the scripted policy. A perturbation "
-        "is of what all agents of an environment perceive or do.",
+        "applies to what all agents of an environment perceive or do.",
         markdown_table(columns, rows),
-        "Trainings took one core, beside other work. A cell is empty where no time "
-        "was recorded, or without a score: several groups that learn have none. "
-        "`python scripts/pretrained.py train RUNS NAME` repeats a training, and `ship` "
-        "measures its policy by `marl-pool evaluate pretrained=NAME "
+        "Training took one core, on a machine with other work. A cell is empty if no "
+        "time was recorded, or if there is no score, as with several groups that learn."
+        " `python scripts/pretrained.py train RUNS NAME` repeats a training run, and "
+        "`ship` measures its policy by `marl-pool evaluate pretrained=NAME "
         f"suite={SUITE} episodes={EPISODES}`.",
         *chain.from_iterable(_section(name, card) for name, card in cards.items()),
     ]

@@ -2,8 +2,7 @@
 
     python scripts/refresh_demos.py [--check]
 
-The policies stay. `--check` writes nothing, and fails where a page is not the present
-one.
+The policies are kept. `--check` writes nothing, and fails if a page is out of date.
 """
 
 import sys

@@ -1,9 +1,9 @@
 """Draw the rooms of the package, from the contract of ``make imports``.
 
     python scripts/rooms.py             # docs/images/rooms.svg
-    python scripts/rooms.py --check     # exit 1 if it is an older one
+    python scripts/rooms.py --check     # exit 1 if the picture is out of date
 
-A room may import what stands below it, so arrows are not drawn.
+A room may import the rooms below it, so arrows are not drawn.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "docs" / "images" / "rooms.svg"
 WIDTH, ROW, GAP = 720, 30, 6
-"""Pixels: of the picture, of a row's height, and between rows and rooms."""
+"""Pixels: width of the picture, height of a row, gap between rows and rooms."""
 FAMILIES = {
     "#dbe9f6": {"adapters", "cli", "api", "config"},
     "#e5f2dc": {"training", "evaluation", "play"},
@@ -71,7 +71,7 @@ def draw(rows: list[list[str]]) -> str:
 
 
 def main() -> int:
-    """Write the picture, or say whether it is the present one."""
+    """Write the picture, or say whether it is up to date."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     picture, name = draw(layers()), PICTURE.relative_to(ROOT)

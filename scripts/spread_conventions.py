@@ -1,11 +1,10 @@
 """Measure simple spread in every convention of docs/mpe.md, and write a CSV.
 
 ``python scripts/spread_conventions.py mpe_spread.csv [RUN …]`` plays random, idle
-and scripted agents, and the best policies of runs, all on equal starts.
+and scripted agents, and the best policies of runs, all from equal initial states.
 """
 
 import argparse
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from marl_pool import load_policy, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles.physics import distances
 from marl_pool.envs.particles.simple_spread import AGENT_SIZE, SimpleSpread
+from marl_pool.files.tables import write_csv
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.token_policy import TokenPolicy
@@ -99,10 +99,7 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     with reported(parser):
         table = list(rows(arguments.runs, arguments.episodes))
-    with arguments.csv.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
+    write_csv(arguments.csv, list(table[0]), table)
     print(arguments.csv.read_text(), end="")
 
 

@@ -27,7 +27,7 @@ def new_file(text: str) -> Path:
 
 
 def absent_file(text: str) -> Path:
-    """Return the path of a file that is not there, in a folder that is."""
+    """Return the path of a file that does not exist, in a folder that does."""
     path = new_file(text)
     if path.exists():
         raise ArgumentTypeError(f"{path} is there already: expected a new file")

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from markdown_tables import markdown_table
-from scipy import stats
+from markdown_tables import half_interval, markdown_table
 from study_arguments import study_parser
 
 from marl_pool.files.figures import figure_style, new_figure, save_png, style_axes
@@ -34,20 +33,12 @@ def final_returns(table: pd.DataFrame, keys: list[str], metric: str) -> pd.DataF
     return trials.apply(last, include_groups=False).rename("final").reset_index()
 
 
-def interval(values: np.ndarray, level: float = 0.95) -> float:
-    """Return half the width of the t interval of a mean; NaN for a single value."""
-    if len(values) < 2:
-        return float("nan")
-    error = values.std(ddof=1) / len(values) ** 0.5
-    return float(stats.t.ppf((1 + level) / 2, len(values) - 1) * error)
-
-
 def markdown(final: pd.DataFrame, facet: str, line: str) -> str:
     """Format a row for each cell: each seed, their mean and its interval."""
     rows = []
     for (panel, name), cell in final.groupby([facet, line], sort=False):
         values = cell["final"].to_numpy()
-        half, mean = interval(values), values.mean()
+        half, mean = half_interval(values), values.mean()
         seeds = ", ".join(f"{value:.3g}" for value in values)
         between = "" if np.isnan(half) else f"{mean - half:.3g} to {mean + half:.3g}"
         rows.append([panel, name, seeds, f"{mean:.3g}", between])
@@ -88,7 +79,8 @@ def _line(axis: Any, cell: pd.DataFrame, metric: str, color: str, name: str) -> 
     for trial in binned:
         axis.plot(x, binned[trial], color=color, lw=0.6, alpha=0.4)
     mean = binned.mean(axis=1)
-    half = np.array([interval(row[~np.isnan(row)]) for row in binned.to_numpy()])
+    seeds = (row[~np.isnan(row)] for row in binned.to_numpy())
+    half = np.array([*map(half_interval, seeds)])
     axis.plot(x, mean, color=color, lw=2, label=f"{name} (n = {binned.shape[1]})")
     axis.fill_between(x, mean - half, mean + half, color=color, alpha=0.15, lw=0)
 

@@ -2,9 +2,9 @@
 
     python scripts/try_wheel.py dist/marl_pool-0.1.0-py3-none-any.whl
 
-The new environment has torch and what torch requires, linked from the one that runs
-this script, because they are large; all else comes from the index of pip. No program
-is on the path, so that nothing can be compiled.
+The new environment has torch and its requirements, linked from the one that runs this
+script because they are large; everything else comes from pip's index. No program is on
+the path, so that nothing can be compiled.
 """
 
 import argparse

@@ -48,7 +48,7 @@ PHRASES = {
     "; None:": re.compile(r";\s*`{0,2}None`{0,2}[:,]"),
 }
 NAME_LIMIT, PHRASE_LIMIT = 2 / 1_000, 1 / 10_000
-"""Most vague names per binding, and most of each phrase per word of prose."""
+"""Limits: vague names per binding, and uses of each phrase per word of prose."""
 
 
 class Measure(NamedTuple):

@@ -30,7 +30,7 @@ from marl_pool.utils.errors import InputError
 
 PAGE = Path(__file__).parents[1] / "docs" / "zoo.md"
 NUM_ENVS = 8
-"""Steps of each environment in an iteration, and environments."""
+"""Number of environments, and of steps that each takes in an iteration."""
 COLLECTIONS = {
     "mpe2": "mpe2",
     "SISL": "pettingzoo.sisl",
@@ -53,7 +53,7 @@ IDS = {
         "zoo:warehouse_dict": "`ObservationType.DICT`",
     },
 }
-"""One environment for each kind of spaces; the other ids differ in numbers only."""
+"""One environment for each kind of space; the other ids differ only in numbers."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "pettingzoo.butterfly.knights_archers_zombies_v11": {"padding": "zero_rows"},
     "zoo:foraging_grid": {"channels": "first"},
@@ -64,7 +64,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 REMEDIES = {
     "zoo:foraging_grid": "This is a fault of lbforaging 2.0; use the vectors.",
 }
-"""What to do about environments that are refused."""
+"""Advice about environments that are rejected."""
 TITLE = "# Public environments"
 COLUMNS = ("environment", "options", "agents", "tokens of an agent", "result")
 TRAINED, IN_TURNS = "trains", "trains, in turns"
@@ -131,7 +131,7 @@ def row(entry: Entry) -> tuple[str, ...]:
             )
             assert len(run.rows()) == 2
     except InputError as error:
-        # Not where a training was, but why it ended.
+        # Keep the reason, not the folder of the run.
         reason = str(error).partition(", raised while")[0].partition("InputError: ")
         return entry.label, options, "", "", _refused(entry, reason[2] or reason[0])
     counts = ", ".join(f"{name} {group.num_agents}" for name, group in groups.items())
@@ -165,13 +165,14 @@ def page(collections: dict[str, list[tuple[str, ...]]]) -> str:
     parts = [
         "<!-- Written by scripts/zoo.py, which trains on each: edit that. -->",
         TITLE,
-        "Two iterations of `marl-pool train env=pettingzoo env.module=…` on every "
-        "environment of these collections, with their default options. A module "
-        "`zoo:…` is a function of `scripts/zoo.py` that builds an environment whose "
-        "options are not plain values.",
-        '`pip install "marl-pool[zoo]"` installs the collections, all of them on '
-        "Python 3.11 beside the versions of `constraints.txt`. How observations become "
-        "tokens: [pettingzoo](envs/pettingzoo.md).",
+        "Which public environments train: the results of two iterations of "
+        "`marl-pool train env=pettingzoo env.module=…` on every environment of these "
+        "collections, with its default options. A module `zoo:…` is a function in "
+        "`scripts/zoo.py` that builds an environment whose options are not plain "
+        "values.",
+        '`pip install "marl-pool[zoo]"` installs the collections; on Python 3.11 all '
+        "of them fit the versions of `constraints.txt`. "
+        "[pettingzoo](envs/pettingzoo.md) explains how observations become tokens.",
     ]
     for name, rows in collections.items():
         parts += [f"## {name}", markdown_table(COLUMNS, rows)]
@@ -184,9 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="only say what is stale")
     options = parser.parse_args(arguments)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    warnings.simplefilter("ignore")
-    logging.disable()
-    # Rows that are not measured now stay as they were.
+    # Rows that are not measured this time stay as they were.
     before = written()
     rows = {name: {line[0]: line for line in lines} for name, lines in before.items()}
     stale = 0
@@ -205,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(options.check and stale > 0)
 
 
-# Environments whose options are no plain values
+# Environments whose options are not plain values
 
 
 def foraging_grid(**options: Any) -> Any:
@@ -265,4 +264,7 @@ def warehouse_dict(**options: Any) -> Any:
 
 
 if __name__ == "__main__":
+    # Not in `main`, since tests call it and these settings last.
+    warnings.simplefilter("ignore")
+    logging.disable()
     sys.exit(main())

@@ -1,6 +1,7 @@
-"""Settings of all tests."""
+"""Configuration and fixtures shared by all tests."""
 
 import gc
+import logging
 import os
 import random
 import signal
@@ -10,8 +11,8 @@ import zlib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
-# Threads that spin while they wait take the core from those they wait for. It is read
-# when torch is loaded, also by processes that tests start.
+# Spinning threads take the core from the threads they wait for. Read when torch is
+# loaded, also by processes that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
@@ -21,15 +22,15 @@ from hypothesis import settings
 
 from helpers.paths import ROOT
 
-# No test fails for being slow on a shared machine. `quick` and `thorough` try the same
-# examples in each run, for a merge must not fail by chance; `explore` tries new ones.
+# No deadline, since a shared machine may be slow. `quick` and `thorough` try the same
+# examples in each run, so that no merge fails by chance; `explore` tries new ones.
 common = {"deadline": None, "print_blob": True}
 settings.register_profile("quick", max_examples=15, derandomize=True, **common)
 settings.register_profile("thorough", max_examples=40, derandomize=True, **common)
 settings.register_profile("explore", max_examples=200, derandomize=False, **common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
-# Processes that tests start import this package, and the environments of `helpers`.
+# Processes that tests start import this package and the environments in `helpers`.
 inherited = os.environ.get("PYTHONPATH")
 folders = [str(ROOT / "tests"), str(ROOT), *([inherited] if inherited else [])]
 os.environ["PYTHONPATH"] = os.pathsep.join(folders)
@@ -46,7 +47,7 @@ FAST = (
     "pooling",
     "utils",
 )
-"""Folders of unit tests, without trainings, commands and simulators: `make fast`."""
+"""Folders of unit tests without training runs, commands or simulators: `make fast`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,24 +57,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what lives until the end, modules and tests, from garbage collection."""
+    """Exempt modules and tests, which live until the end, from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 COVERAGE = "COVERAGE_PROCESS_CONFIG"
-"""Environment variable by which coverage measures processes that tests start."""
+"""Environment variable that makes coverage measure processes that tests start."""
 TRACED = 4
-"""With coverage, one in this many of the tests that repeat others is traced."""
+"""Under coverage, one in this many of the repetitive tests is traced."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Trace a share of the tests that repeat others, and all others.
+    """Under coverage, trace a share of the repetitive tests, and all others.
 
-    Tracing takes as long again as the tests. Slow tests, cases of a parametrised test
-    and examples of a property mostly run lines that others run too. The choice follows
-    from the whole name, so tests with the same parameters trace different cases. The
+    Tracing doubles the duration. Slow tests, cases of a parametrised test and examples
+    of a property mostly run lines that others run too. The choice depends on the full
+    node id, so tests with the same parameters trace different cases. The measured
     coverage is a lower bound.
     """
     marked = map(item.get_closest_marker, ("slow", "hypothesis"))
@@ -93,32 +94,33 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         os.environ[COVERAGE] = config
 
 
-def start_afresh() -> None:
-    """Undo what an earlier test, or its training, left in global states.
+def reset_global_state() -> None:
+    """Undo what an earlier test, or its training run, left in global state.
 
-    Random numbers then depend neither on the order of the tests nor on the worker. A
-    training sets torch's threads: those that wait for each other on a busy machine
-    cost the tests after it several times more than they gain.
+    Random numbers then depend neither on the order of the tests nor on the worker.
+    Training sets torch's number of threads; on a busy machine, threads that wait for
+    each other cost the following tests several times more than they gain.
     """
     torch.set_num_threads(1)
     torch.default_generator.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     random.seed(0)
+    logging.disable(logging.NOTSET)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup() -> None:
-    start_afresh()
+    reset_global_state()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call() -> None:
-    start_afresh()
+    reset_global_state()
 
 
 @pytest.fixture(scope="module")
 def cluster() -> None:
-    """A ray of four CPUs, shared by all tests of this process that train on one."""
+    """A local Ray with four CPUs, shared by all tests of this process that need one."""
     ray = pytest.importorskip("ray")
     if not ray.is_initialized():
         options = {"include_dashboard": False, "log_to_driver": False}
@@ -127,7 +129,7 @@ def cluster() -> None:
 
 @pytest.fixture(scope="module")
 def no_cluster() -> Iterator[None]:
-    """No ray, as where a command starts, nor one that another module would find."""
+    """No running Ray: as when a command starts, and none is left for other modules."""
     ray = pytest.importorskip("ray")
     ray.shutdown()
     yield
@@ -144,7 +146,7 @@ def default_sigint() -> Iterator[None]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, in which commands are given."""
+    """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
@@ -152,7 +154,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must fail; return its one line."""
+    """A function that runs a command that must fail and returns its error line."""
     from marl_pool.cli import main as cli
 
     def run(*arguments: str, status: int = 2) -> str:

@@ -25,11 +25,11 @@ PAGES = (
 COMMAND = re.compile(r"marl-pool(?::\S+)? [a-z].*")
 
 
-OF_SHELL = ("${storage[@]}", "$@", "&")
+SHELL_WORDS = ("${storage[@]}", "$@", "&")
 
 
 def commands(file: Path) -> list[list[str]]:
-    """The commands of a file, without what the shell takes."""
+    """Return the commands in a file, without words that the shell interprets."""
     text = file.read_text()
     if file.suffix == ".yaml":
         text = yaml.safe_load(text)["spec"]["entrypoint"]
@@ -37,7 +37,7 @@ def commands(file: Path) -> list[list[str]]:
         text = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
     lines = COMMAND.findall(text.replace("\\\n", " "))
     split = [shlex.split(line, comments=True)[1:] for line in lines]
-    return [[word for word in words if word not in OF_SHELL] for words in split]
+    return [[word for word in words if word not in SHELL_WORDS] for words in split]
 
 
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
@@ -54,7 +54,7 @@ def test_commands_parse(file):
 def test_the_ray_job_has_what_kuberay_needs():
     job = yaml.safe_load((DEPLOY / "rayjob.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
-    # A retry begins on an empty disk.
+    # A retry starts with an empty disk.
     assert job["spec"]["backoffLimit"] > 0
     assert "--or-resume --storage s3://" in job["spec"]["entrypoint"]
     cluster = job["spec"]["rayClusterSpec"]
@@ -72,7 +72,7 @@ def test_the_ray_job_has_what_kuberay_needs():
         resources = container["resources"]
         assert resources["requests"] == resources["limits"]
         cpus += int(resources["limits"]["cpu"]) * group.get("replicas", 1)
-    # Each runner takes a CPU, and so does the learner.
+    # Each env runner needs a CPU, and so does the learner.
     (words,) = commands(DEPLOY / "rayjob.yaml")
     assert cpus > int(words[words.index("--num-env-runners") + 1])
 
@@ -100,7 +100,7 @@ if name == "marl-pool":
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """Start the script among programs that only note how they were called."""
+    """A function that starts the script among fake programs that log their calls."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("scontrol", "srun", "marl-pool"):
@@ -144,7 +144,7 @@ def test_the_script_starts_ray_on_all_nodes_and_trains(slurm, tmp_path):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_training_is_saved_and_queued_again_when_its_time_is_over(
+def test_a_stopped_run_is_saved_and_requeued_only_at_its_time_limit(
     slurm, tmp_path, sent
 ):
     process = slurm("endless")
@@ -154,5 +154,5 @@ def test_a_training_is_saved_and_queued_again_when_its_time_is_over(
     process.send_signal(sent)
     assert process.wait(300) == 130
     assert (tmp_path / "saved").exists()
-    again = "scontrol requeue 7" in calls(tmp_path)
-    assert again == (sent == signal.SIGUSR1)
+    is_requeued = "scontrol requeue 7" in calls(tmp_path)
+    assert is_requeued == (sent == signal.SIGUSR1)

@@ -1,4 +1,4 @@
-"""Every registered head and encoder where torch treats a call unusually.
+"""Every registered head and encoder in less usual modes of torch.
 
 Inference mode, functorch transforms, an empty batch, another default dtype, tracing
 and second derivatives.
@@ -20,6 +20,7 @@ from helpers.samples import (
     SPEC,
     VARIANTS,
     Prepended,
+    build_encoder,
     make_head,
     random_set,
     random_tokens,
@@ -35,16 +36,12 @@ ALL: list[Variant] = [
     *(("head", name, options) for name, options in VARIANTS),
     *(("encoder", name, options) for name, options in ENCODER_VARIANTS),
 ]
-modules = pytest.mark.parametrize(
-    ("kind", "name", "options"),
-    ALL,
-    ids=["-".join([k, n, *map(str, o.values())]) for k, n, o in ALL],
-)
+LABELS = ["-".join([k, n, *map(str, o.values())]) for k, n, o in ALL]
 paddings = pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 
 
 class Typeless(nn.Module):
-    """An encoder that is called as heads are."""
+    """An encoder that is called like a head."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
@@ -56,16 +53,13 @@ class Typeless(nn.Module):
         return self.encoder(x, padding)
 
 
-def make_module(kind: str, name: str, options: dict[str, Any]) -> nn.Module:
-    """Build a float64 head or encoder that takes ``(x, padding, types)``."""
+@pytest.fixture(params=ALL, ids=LABELS)
+def module(request: pytest.FixtureRequest) -> nn.Module:
+    """A float64 head or encoder that takes ``(x, padding, types)``."""
+    kind, name, options = request.param
     if kind == "head":
         return Prepended(make_head(name, **options))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        encoder = make_encoder(name, **{"dim": DIM, **options})
-        for parameter in encoder.parameters():
-            nn.init.normal_(parameter, std=0.3)
-    return Typeless(encoder.double().eval())
+    return Typeless(build_encoder(name, **options))
 
 
 def inputs(padded: bool, **sizes: int) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -74,7 +68,7 @@ def inputs(padded: bool, **sizes: int) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 def in_a_new_thread(function: Callable[[], None]) -> None:
-    """Call it where no scratch memory has been made yet."""
+    """Call ``function`` in a thread that has no scratch memory yet."""
     with ThreadPoolExecutor(1) as threads:
         threads.submit(function).result()
 
@@ -82,12 +76,10 @@ def in_a_new_thread(function: Callable[[], None]) -> None:
 # Inference mode
 
 
-@modules
 @paddings
 def test_a_call_in_inference_mode_leaves_later_gradients_alone(
-    kind: str, name: str, options: dict[str, Any], padded: bool
+    module: nn.Module, padded: bool
 ) -> None:
-    module = make_module(kind, name, options)
     x, padding, types = inputs(padded)
 
     def infer_then_learn() -> None:
@@ -126,12 +118,8 @@ def test_a_network_in_inference_mode_leaves_later_gradients_alone(pooling: str) 
 # Functorch transforms
 
 
-@modules
 @paddings
-def test_vmap_is_a_loop(
-    kind: str, name: str, options: dict[str, Any], padded: bool
-) -> None:
-    module = make_module(kind, name, options)
+def test_vmap_is_a_loop(module: nn.Module, padded: bool) -> None:
     x, padding, types = inputs(padded, batch=6)
     sets = [
         part if part is None else part.unflatten(0, (3, 2))
@@ -142,11 +130,7 @@ def test_vmap_is_a_loop(
     torch.testing.assert_close(output.flatten(0, 1), module(x, padding, types))
 
 
-@modules
-def test_vmap_over_parameters_is_a_loop(
-    kind: str, name: str, options: dict[str, Any]
-) -> None:
-    module = make_module(kind, name, options)
+def test_vmap_over_parameters_is_a_loop(module: nn.Module) -> None:
     arguments = inputs(True)
     scales = torch.tensor([1.0, 0.5], dtype=torch.float64)
     parameters = {key: part.detach() for key, part in module.named_parameters()}
@@ -160,12 +144,8 @@ def test_vmap_over_parameters_is_a_loop(
         torch.testing.assert_close(row, member(scale))
 
 
-@modules
 @paddings
-def test_func_grad_is_autograd(
-    kind: str, name: str, options: dict[str, Any], padded: bool
-) -> None:
-    module = make_module(kind, name, options)
+def test_func_grad_is_autograd(module: nn.Module, padded: bool) -> None:
     x, padding, types = inputs(padded)
 
     def loss(x: Tensor) -> Tensor:
@@ -179,12 +159,10 @@ def test_func_grad_is_autograd(
 # An empty batch
 
 
-@modules
 @paddings
 def test_a_batch_of_zero_has_a_result_and_a_gradient(
-    kind: str, name: str, options: dict[str, Any], padded: bool
+    module: nn.Module, padded: bool
 ) -> None:
-    module = make_module(kind, name, options)
     x, padding, types = inputs(padded)
     expected = module(x, padding, types)
     empty = x[:0].clone().requires_grad_()
@@ -203,7 +181,7 @@ def test_a_batch_of_zero_has_a_result_and_a_gradient(
 # Another default dtype
 
 
-@modules
+@pytest.mark.parametrize(("kind", "name", "options"), ALL, ids=LABELS)
 @paddings
 def test_everything_follows_the_default_dtype(
     kind: str, name: str, options: dict[str, Any], padded: bool
@@ -228,14 +206,10 @@ def test_everything_follows_the_default_dtype(
 # Tracing
 
 
-@modules
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"
 )
-def test_a_trace_takes_another_batch_size(
-    kind: str, name: str, options: dict[str, Any]
-) -> None:
-    module = make_module(kind, name, options)
+def test_a_trace_takes_another_batch_size(module: nn.Module) -> None:
     x, padding, types = inputs(True)
     arguments = (x, padding, types)
     few = tuple(part[:2] for part in arguments)
@@ -246,12 +220,8 @@ def test_a_trace_takes_another_batch_size(
 # Second derivatives
 
 
-@modules
 @paddings
-def test_gradgradcheck(
-    kind: str, name: str, options: dict[str, Any], padded: bool
-) -> None:
-    module = make_module(kind, name, options)
+def test_gradgradcheck(module: nn.Module, padded: bool) -> None:
     x, padding, types = inputs(padded, batch=2)
 
     def pool(x: Tensor) -> Tensor:

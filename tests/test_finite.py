@@ -1,4 +1,4 @@
-"""NaN and infinity are refused wherever a rollout plays."""
+"""Every way to play a rollout refuses NaN and infinity."""
 
 import math
 from collections.abc import Callable
@@ -24,8 +24,8 @@ class PoisonedEnv(BatchedEnv):
     """Two agents whose numbers are bad in one step of environment 1.
 
     Args:
-        poison: observations, padding or rewards.
-        value: what they are then.
+        poison: where the bad value is: observations, padding or rewards.
+        value: the bad value.
     """
 
     state_names = ("x",)
@@ -108,7 +108,7 @@ def test_large_finite_numbers_are_fine():
 
 
 @plays
-def test_bad_weights_are_refused(play):
+def test_nan_weights_are_refused(play):
     playing = rollout(poison="none")
     with torch.no_grad():
         for parameter in playing.policies["pair"].parameters():
@@ -117,7 +117,7 @@ def test_bad_weights_are_refused(play):
         PLAYS[play](playing)
 
 
-def test_no_number_of_an_evaluation_is_decided_on_nan():
+def test_an_evaluation_refuses_nan():
     with pytest.raises(NonFiniteError, match="NaN or infinite: rewards"):
         marl_pool.evaluate(
             lambda observation: np.zeros(len(observation["types"]), np.int64),

@@ -1,7 +1,7 @@
-"""Imports: light modules stay light, and ray stays behind training.
+"""Imports: light modules stay light, and only training imports ray.
 
-One script does all of it and prints after each step the modules that should not be
-loaded: with a fresh interpreter for each step torch would be imported six times.
+One script takes all steps and prints the banned modules that are loaded after each:
+with a fresh interpreter for each step, torch would be imported six times.
 """
 
 import json
@@ -33,7 +33,7 @@ UNNAMED = (
     *("ray", "matplotlib"),
     *("marl_pool.encoders.swarm", "marl_pool.perturbations.order"),
 )
-# Rooms that a policy needs for nothing.
+# Modules that a policy does not need.
 BEYOND_POLICIES = (
     *(*HEAVY[1:], "omegaconf", "mpe2", "pydantic.v1"),
     *("marl_pool.envs", "marl_pool.perturbations", "marl_pool.training"),
@@ -49,6 +49,16 @@ def tell(step, banned):
 import marl_pool
 tell("package", {(*HEAVY, "omegaconf", "pydantic")!r})
 
+# Packages of registered classes.
+if os.fork() == 0:
+    import marl_pool.encoders, marl_pool.perturbations, marl_pool.policies
+    import marl_pool.pooling
+    tell("rooms", ["torch"])
+    from marl_pool.pooling import Pooling
+    assert "torch" in sys.modules
+    sys.exit()
+assert os.wait()[1] == 0
+
 # The command line, in a process that stays without torch.
 if os.fork() == 0:
     from marl_pool.cli.main import main
@@ -61,7 +71,7 @@ if os.fork() == 0:
     sys.exit()
 assert os.wait()[1] == 0
 
-# A configuration imports the classes that it names, and neither ray nor plots.
+# A configuration imports the classes that it names, but neither ray nor matplotlib.
 if os.fork() == 0:
     from marl_pool.cli.main import main
     told = io.StringIO()
@@ -78,7 +88,7 @@ if os.fork() == 0:
     sys.exit()
 assert os.wait()[1] == 0
 
-# Environments that Gymnasium and PettingZoo know.
+# Environments registered with Gymnasium and PettingZoo.
 if os.fork() == 0:
     import marl_pool.envs
     tell("registration", ["torch"])
@@ -94,10 +104,10 @@ import pickle, torch
 def refuse(*args, **kwargs):
     raise AssertionError("unpickled")
 
-kept = pickle.load, pickle.loads, pickle.Unpickler, torch.load
+originals = pickle.load, pickle.loads, pickle.Unpickler, torch.load
 pickle.load = pickle.loads = pickle.Unpickler = torch.load = refuse
 marl_pool.load_policy(sys.argv[1])
-pickle.load, pickle.loads, pickle.Unpickler, torch.load = kept
+pickle.load, pickle.loads, pickle.Unpickler, torch.load = originals
 tell("policy", {BEYOND_POLICIES!r})
 for name in marl_pool.__all__:
     getattr(marl_pool, name)
@@ -109,8 +119,8 @@ tell("env", ["ray"])
 
 
 @pytest.fixture(scope="module")
-def brought(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """The modules that should not be there, by step."""
+def banned_modules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The banned modules that are loaded after each step."""
     folder = tmp_path_factory.mktemp("imports")
     policy = make_policy(SPEC, spaces.Discrete(3), seed=0)
     save_policy(policy, folder / "policy")
@@ -128,21 +138,32 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return dict(json.loads(line) for line in result.stdout.splitlines())
 
 
-STEPS = ["package", "config", "reading", "registration", "policy", "api", "env"]
+STEPS = [
+    "package",
+    "rooms",
+    "config",
+    "reading",
+    "registration",
+    "policy",
+    "api",
+    "env",
+]
 STEPS += [" ".join(["marl-pool", *command]) for command in COMMANDS]
 
 
-def test_every_step_is_looked_at(brought: dict[str, list[str]]) -> None:
-    assert sorted(brought) == sorted(STEPS)
+def test_every_step_is_reported(banned_modules: dict[str, list[str]]) -> None:
+    assert sorted(banned_modules) == sorted(STEPS)
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_nothing_heavy_is_imported(brought: dict[str, list[str]], step: str) -> None:
-    assert brought[step] == []
+def test_no_banned_module_is_imported(
+    banned_modules: dict[str, list[str]], step: str
+) -> None:
+    assert banned_modules[step] == []
 
 
 def test_no_file_of_the_tree_is_ignored():
-    """What git ignores, ruff does not check and a new file is not added."""
+    """Ruff does not check what git ignores, and `git add` skips new ignored files."""
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout")
     listing = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]

@@ -1,4 +1,4 @@
-"""The check of masks: what it finds in models with a fault, and in ours without."""
+"""`check_mask` finds the faults of faulty models, and none in ours."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ PRECISIONS = {"float16", "bfloat16"}
 
 
 class Model(nn.Module):
-    """Linear vectors of the entities, summarized by a function of them and padding."""
+    """Embeds the entities and pools them by a function of embeddings and padding."""
 
     def __init__(self, pool: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -124,8 +124,8 @@ def test_a_random_model_differs_between_calls() -> None:
 
 
 BY_NATURE = {"merge": {"zero"}, "cls": {"entities"}}
-"""What fails in heads by design: `merge` compares vectors by their angle, which zero
-has not, and `cls` without an encoder reads its own token only.
+"""Checks that heads fail by design: `merge` compares vectors by their angle, which zero
+lacks, and `cls` without an encoder reads only its own token.
 """
 
 
@@ -141,7 +141,7 @@ def test_our_heads_pass(name: str, options: dict[str, Any]) -> None:
 
 @encoders
 def test_our_encoders_pass(name: str, options: dict[str, Any]) -> None:
-    """Encoders get zeros under padding, so NaN there is not theirs to clear."""
+    """Encoders get zeros under padding, so they need not clear NaN there."""
     encoder = make_encoder(name, dim=8, **options)
     features = torch.randn(3, 6, 8, generator=GENERATOR)
     report = check_mask(
@@ -162,7 +162,7 @@ TYPES = torch.zeros(3, 6, dtype=torch.int64)
 FORMS: list[tuple[Callable[..., Any], Any, dict[str, Any]]] = [
     (lambda x, absent: masked_sum(x, absent), (FEATURES, PADDING), {}),
     (
-        lambda x, there: masked_sum(x, ~there),
+        lambda x, present: masked_sum(x, ~present),
         (FEATURES, ~PADDING),
         {"marks": "present"},
     ),
@@ -208,7 +208,7 @@ def test_a_model_of_fixed_size_skips_the_number_of_slots() -> None:
         lambda x, padding: flat(x.masked_fill(padding[..., None], 0)),
         (FEATURES, PADDING),
     )
-    assert "6 slots only" in report.skipped["amount"]
+    assert "only 6 slots" in report.skipped["amount"]
     assert set(report.failures) == {"place", "order"}
 
 

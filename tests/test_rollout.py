@@ -31,7 +31,7 @@ class Pond(BatchedEnv):
     """A heron and two frogs on a line.
 
     An episode terminates after 2 to 8 steps and is truncated after 5. The second frog
-    dies earlier or later; the dead are not observed.
+    dies after 1 to 6 steps; dead frogs are padding.
     """
 
     def __init__(self, num_envs: int, **options: Any) -> None:
@@ -87,7 +87,7 @@ class Pond(BatchedEnv):
 
 
 class Counting(Policy):
-    """A policy whose memory, the number of its calls, decides everything."""
+    """A policy whose memory, the number of calls, determines its decisions."""
 
     def __init__(self, space: spaces.Space) -> None:
         super().__init__()
@@ -170,7 +170,10 @@ def play_alone(
     perturbation: Perturbation | None = None,
     explore: bool = False,
 ) -> tuple[dict[str, Trajectory], list[Any], BatchedEnv]:
-    """Play environment ``number`` alone: steps by group, its episodes, and itself."""
+    """Play environment ``number`` alone; return its steps by group, episodes and env.
+
+    An episode is its returns by group and its length.
+    """
     env = Pond(1, first_env=number)
     names = list(env.groups)
     rows: dict[str, list[Any]] = {name: [] for name in names}
@@ -291,7 +294,7 @@ def steps_of(part: Trajectory, number: int) -> Trajectory:
 
 
 def join(parts: list[dict[str, Trajectory]], name: str) -> Trajectory:
-    """Fragments one after the other."""
+    """Concatenate a group's fragments."""
     fields = [part[name]._asdict() for part in parts]
     columns = {key: [field[key] for field in fields] for key in fields[0]}
     return Trajectory(**{k: _concatenate(column) for k, column in columns.items()})
@@ -307,7 +310,7 @@ def rollout(
 # Against the plain loop
 
 
-# A perturbation and a policy meet in one line: each is tried with one of the other.
+# Perturbations and policies meet in one line of code: each is tried with one other.
 @pytest.mark.parametrize(
     ("policies", "explore", "kind"),
     [
@@ -336,7 +339,7 @@ def test_a_batch_is_its_envs_one_by_one(
 
 
 @pytest.mark.parametrize("kind", ["none", "jitter"])
-def test_going_on_is_taking_steps_without_taking_them_down(kind: str) -> None:
+def test_advance_takes_the_same_steps_without_recording_them(kind: str) -> None:
     first, second = (
         rollout(explore=True, perturbation=PERTURBATIONS[kind]()) for _ in range(2)
     )
@@ -350,7 +353,7 @@ def test_going_on_is_taking_steps_without_taking_them_down(kind: str) -> None:
         assert_same(part, further[1][name], exactly=True)
 
 
-def test_a_state_of_before_attendance_was_kept_is_loaded():
+def test_a_state_from_before_attendance_was_stored_is_loaded():
     first, second = rollout(random_policies), rollout(random_policies)
     first.steps(STEPS)
     state = first.state_dict()
@@ -370,7 +373,7 @@ def test_a_state_of_before_attendance_was_kept_is_loaded():
     ("policies", "kind"),
     [*((counting_policies, kind) for kind in PERTURBATIONS), (random_policies, "none")],
 )
-def test_without_reads_nothing_changes(policies: Any, kind: str) -> None:
+def test_sync_free_rollouts_are_the_same(policies: Any, kind: str) -> None:
     first, second = (
         rollout(policies, perturbation=PERTURBATIONS[kind](), sync_free=sync_free)
         for sync_free in (False, True)
@@ -384,7 +387,7 @@ def test_without_reads_nothing_changes(policies: Any, kind: str) -> None:
         assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
-def test_the_pond_has_all_that_the_tests_want() -> None:
+def test_the_pond_has_every_kind_of_ending_and_death() -> None:
     parts = rollout().steps(STEPS)
     terminated, truncated = parts["heron"].terminated, parts["heron"].truncated
     ended = terminated | truncated
@@ -406,7 +409,7 @@ def test_next_values_are_of_the_next_observation_or_the_final_one() -> None:
         ended = part.terminated | part.truncated
         goes_on = ~ended[:-1]
         assert torch.equal(part.next_values[:-1][goes_on], part.values[1:][goes_on])
-        # Where it ended, the next observation is of another episode.
+        # After an end, the next observation belongs to another episode.
         assert (part.next_values[:-1] != part.values[1:])[ended[:-1]].all()
         last = together.policies[name].act(together.tokens[name]).value
         torch.testing.assert_close(part.next_values[-1][~ended[-1]], last[~ended[-1]])
@@ -452,7 +455,7 @@ def test_each_call_reads_the_present_weights(change: str) -> None:
         torch.testing.assert_close(part.logits, expected[name].logits)
 
 
-def test_what_was_returned_stays_as_it_was() -> None:
+def test_later_steps_do_not_overwrite_returned_trajectories() -> None:
     together = rollout(explore=True, perturbation=Aging())
     parts = together.steps(3)
     before = {
@@ -534,7 +537,7 @@ def test_collect_is_the_first_fragment() -> None:
 
 @pytest.mark.parametrize("kind", ["none", "aging", "occlude"])
 @pytest.mark.parametrize("policies", [token_policies, counting_policies])
-def test_one_episode_an_env_in_the_order_of_the_envs(policies: Any, kind: str) -> None:
+def test_episodes_are_one_for_each_env_in_order(policies: Any, kind: str) -> None:
     options = {"perturbation": PERTURBATIONS[kind](), "explore": True}
     together = rollout(policies, **options)
     episodes = together.episodes()
@@ -551,7 +554,7 @@ def test_one_episode_an_env_in_the_order_of_the_envs(policies: Any, kind: str) -
     assert together.env.num_envs == 0
 
 
-def test_an_ended_env_is_dropped_and_not_played_on() -> None:
+def test_an_env_whose_episode_ended_is_dropped() -> None:
     together = rollout(counting_policies)
     lengths = rollout(counting_policies).episodes().lengths
     steps = itertools.count()
@@ -572,7 +575,7 @@ def test_an_ended_env_is_dropped_and_not_played_on() -> None:
     assert counter.rows == running
 
 
-def test_moments_tell_what_the_policies_saw() -> None:
+def test_transitions_hold_what_the_policies_observed() -> None:
     together, same = rollout(perturbation=Aging()), rollout(perturbation=Aging())
     transitions: list[Transition] = []
     together.episodes(transitions.append)
@@ -582,7 +585,7 @@ def test_moments_tell_what_the_policies_saw() -> None:
             assert all(map(torch.equal, seen.parts, expected.parts))
 
 
-# Agents and episodes that begin in the middle
+# Agents and episodes that start in mid-rollout
 
 
 class Absent(Pond):
@@ -606,7 +609,7 @@ def test_an_agent_that_appears_in_mid_episode_starts_with_a_fresh_memory() -> No
     assert torch.equal(frogs[..., 1], torch.where(time >= 3, time - 3, time))
 
 
-def test_a_ramp_counts_the_episodes_of_each_env_by_itself() -> None:
+def test_a_ramp_counts_episodes_per_env() -> None:
     ramped = make_perturbation("occlude", severity=1.0, ramp=50)
     together = rollout(perturbation=ramped)
     part = together.steps(STEPS)["heron"]
@@ -619,20 +622,7 @@ def test_a_ramp_counts_the_episodes_of_each_env_by_itself() -> None:
 # Randomness
 
 
-def test_one_env_alone_is_the_same_env_among_many() -> None:
-    batch = Rollout(Pond(9), token_policies(Pond(1)), explore=True)
-    parts = batch.steps(STEPS)
-    for number in (0, 4, 8):
-        pond = Pond(1, first_env=number)
-        single = Rollout(pond, token_policies(pond), explore=True).steps(STEPS)
-        for name, part in single.items():
-            assert_same(steps_of(parts[name], number), part)
-            difference = parts[name].actions[:, number] - part.actions[:, 0]
-            assert difference.abs().max() <= 1e-6
-        torch.testing.assert_close(batch.env.places[number], pond.places[0])
-
-
-def test_the_seed_and_the_env_decide() -> None:
+def test_actions_depend_on_the_seed_and_the_env_alone() -> None:
     def actions(**options: Any) -> Tensor:
         env = Pond(3, **options)
         return collect(env, random_policies(env), steps=6)["heron"].actions
@@ -643,7 +633,7 @@ def test_the_seed_and_the_env_decide() -> None:
     assert torch.equal(actions()[:, 1:], actions(first_env=1)[:, :2])
 
 
-def test_groups_draw_apart() -> None:
+def test_groups_have_separate_random_streams() -> None:
     class Twins(Pond):
         @property
         def groups(self) -> dict[str, AgentGroup]:
@@ -688,7 +678,7 @@ def test_the_global_generator_is_left_alone(policies: Any, kind: str) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_exploring_or_not() -> None:
+def test_exploring_changes_the_actions() -> None:
     first, again, explored = (
         rollout(explore=explore).steps(6)["heron"].actions
         for explore in (False, False, True)
@@ -697,10 +687,10 @@ def test_exploring_or_not() -> None:
     assert not torch.equal(first, explored)
 
 
-# What the policies see
+# Observations
 
 
-def test_what_is_recorded_is_what_the_policies_saw() -> None:
+def test_recorded_observations_are_those_of_the_policies() -> None:
     clean = rollout(counting_policies).steps(STEPS)
     aged = rollout(counting_policies, perturbation=Aging()).steps(STEPS)
     for name, part in aged.items():
@@ -716,7 +706,7 @@ def test_what_is_recorded_is_what_the_policies_saw() -> None:
         assert calls.max() >= 4
 
 
-# Going on
+# Saving and loading
 
 
 @pytest.mark.parametrize(
@@ -729,7 +719,7 @@ def test_what_is_recorded_is_what_the_policies_saw() -> None:
         (random_policies, "occlude"),
     ],
 )
-def test_a_state_goes_on_exactly(policies: Any, kind: str) -> None:
+def test_a_loaded_state_continues_exactly(policies: Any, kind: str) -> None:
     options = {"perturbation": PERTURBATIONS[kind](), "explore": True}
     first = rollout(policies, **options)
     first.steps(6)
@@ -756,7 +746,7 @@ def test_a_state_holds_finished_episodes() -> None:
     assert all(torch.equal(a.lengths, b.lengths) for a, b in pairs)
 
 
-# What does not fit
+# Invalid arguments
 
 
 def test_policies_must_match_the_groups() -> None:
@@ -769,7 +759,7 @@ def test_policies_must_match_the_groups() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1])
-def test_at_least_one_step(count: int) -> None:
+def test_fewer_than_one_step_are_refused(count: int) -> None:
     with pytest.raises(InputError, match=f"steps: expected at least 1, got {count}"):
         rollout().steps(count)
 

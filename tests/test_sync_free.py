@@ -1,4 +1,4 @@
-"""Rollouts as on a GPU: no read of a value in a step, and the same trajectories."""
+"""Rollouts without synchronization, as on a GPU: no reads, the same trajectories."""
 
 from collections.abc import Callable
 from typing import Any
@@ -62,11 +62,11 @@ AGENTS = ("feed_forward", "sensory")
 HEADS = pooling_names()
 KINDS = [None, *PERTURBATIONS]
 FIXED_SIZE = ("attention_neuron", "cnn", "flatten", "learned_aggregation")
-"""Heads for a number of tokens that two perturbations change."""
+"""Heads for a fixed number of tokens, which two perturbations change."""
 
 
 def combine(head: int, env: int, kind: int) -> tuple[str, str, str | None]:
-    """Return names by numbers, which start again at the end of each list."""
+    """Return names by index; indices wrap around at the end of each list."""
     label, perturbation = list(ENVS)[env % len(ENVS)], KINDS[kind % len(KINDS)]
     sized = HEADS[head] in FIXED_SIZE and perturbation in ("duplicate", "inject")
     untyped = label == "cartpole" and perturbation == "confuse"
@@ -111,7 +111,7 @@ def perturb(env: BatchedEnv, name: str | None) -> Any:
 
 
 def reads_in_steps(rollout: Rollout, count: int = 6) -> list[str]:
-    """Return the reads of some steps, after the first, which may copy constants."""
+    """Return the reads of ``count`` steps, after two that may copy constants."""
     with torch.no_grad(), without_reads():
         rollout._play(2)
         with count_syncs() as reads:
@@ -190,7 +190,7 @@ def test_no_env_no_head_and_no_perturbation_reads(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("label", "head", "kind"), PAIRS)
-def test_no_pair_of_them_reads(label: str, head: str, kind: str | None) -> None:
+def test_no_combination_of_them_reads(label: str, head: str, kind: str | None) -> None:
     try:
         assert_no_reads(label, head, kind)
     except UnfitTokensError as error:
@@ -238,7 +238,7 @@ def test_no_heuristic_reads(label: str) -> None:
 
 @pytest.mark.parametrize(("label", "head", "kind"), EACH)
 def test_steps_need_no_values(label: str, head: str, kind: str | None) -> None:
-    """On the meta device there are none, and kernels for the CPU are not chosen."""
+    """The meta device has no values, and CPU kernels are not chosen there."""
     env = build_env(label, device="meta", max_steps=2)
     policies = {
         name: policy.to("meta")
@@ -261,7 +261,7 @@ def assert_equal(actual: Any, expected: Any) -> None:
 
 
 def state_of(rollout: Rollout) -> Any:
-    """Return all of a rollout's state; random streams also by their next numbers."""
+    """Return a rollout's whole state, and the next numbers of its random streams."""
     numbers = [stream.next() for stream in rollout.noise.values() if stream.size]
     if rollout.env.dynamics.size:
         numbers.append(rollout.env.dynamics.next())
@@ -272,7 +272,7 @@ def fields(trajectories: dict[str, Any]) -> list[Any]:
     return [list(part) for part in trajectories.values()]
 
 
-# Every environment and every perturbation is tried quickly.
+# The quick tests cover every environment and every perturbation.
 @pytest.mark.parametrize(
     ("label", "kind"),
     [
@@ -309,7 +309,7 @@ def test_policies_act_alike(label: str, head: str) -> None:
 
 
 def test_a_populations_episodes_end_one_by_one_as_on_a_gpu() -> None:
-    """Members keep their environments when others have ended and are dropped."""
+    """Members keep their environments when other members' have ended."""
     envs = [make_batched_env("cartpole", 6, seed=3, max_steps=40) for _ in range(2)]
     group = envs[0].groups["agent"]
     agent = make_agent(
@@ -326,7 +326,7 @@ def test_a_populations_episodes_end_one_by_one_as_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("label", ENVS)
-def test_a_state_passes_from_one_to_the_other(label: str) -> None:
+def test_a_state_is_loaded_with_or_without_sync_free(label: str) -> None:
     env = build_env(label)
     first = Rollout(env, random_policies(env), sync_free=True)
     first.steps(6)
@@ -336,7 +336,7 @@ def test_a_state_passes_from_one_to_the_other(label: str) -> None:
     second = Rollout(again, random_policies(again), sync_free=False)
     second.load_state_dict(state)
     assert_equal(fields(second.steps(9)), expected)
-    # In the same environments, whose levels and numbers were sampled ahead.
+    # The same environments, whose levels and numbers were sampled ahead.
     first.sync_free, second.sync_free = False, True
     assert_equal(fields(first.steps(9)), fields(second.steps(9)))
 
@@ -351,7 +351,7 @@ def test_packed_rooms_are_the_same() -> None:
     assert_equal(*(fields(rollout.steps(20)) for rollout in rollouts))
 
 
-def test_the_default_is_by_device() -> None:
+def test_sync_free_defaults_to_the_device() -> None:
     env = build_env("centroid")
     assert not Rollout(env, random_policies(env)).sync_free
     pong = pytest.importorskip("ale_py") and make_batched_env("pong", 1)

@@ -1,4 +1,4 @@
-"""Hidden tokens while training."""
+"""Token dropout in training."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def many_tokens() -> Tokens:
     return Tokens(torch.zeros(2000, 6, 3), types, padding)
 
 
-def test_tokens_are_hidden_with_the_probability_but_never_the_agent() -> None:
+def test_tokens_are_dropped_with_the_probability_but_never_the_self_token() -> None:
     torch.manual_seed(0)
     tokens = many_tokens()
     dropped = drop_tokens(tokens, 0.3, has_self=True)
@@ -26,7 +26,7 @@ def test_tokens_are_hidden_with_the_probability_but_never_the_agent() -> None:
     assert dropped.padding[:, 1:5].float().mean().item() == pytest.approx(0.3, abs=0.02)
 
 
-def test_a_set_without_an_agent_keeps_one_token_of_those_present() -> None:
+def test_a_set_without_a_self_token_keeps_at_least_one_token() -> None:
     torch.manual_seed(0)
     tokens = many_tokens()
     tokens.padding[0] = True
@@ -39,7 +39,7 @@ def test_a_set_without_an_agent_keeps_one_token_of_those_present() -> None:
 
 
 @pytest.mark.parametrize("pooling", ["avg", "quantile", "attention_neuron"])
-def test_it_acts_in_training_only(pooling: str) -> None:
+def test_tokens_are_dropped_in_training_only(pooling: str) -> None:
     network = SetNetwork(
         SPEC,
         encoder={"name": "transformer"},
@@ -59,8 +59,8 @@ def test_it_acts_in_training_only(pooling: str) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["ada", "set2set"])
-def test_hidden_tokens_get_no_gradient(pooling: str) -> None:
-    """The native kernel and torch take the hidden tokens for padding."""
+def test_dropped_tokens_get_no_gradient(pooling: str) -> None:
+    """The native kernel and torch treat dropped tokens as padding."""
     spec = TokenSpec(6, 3, ("self", "friend", "noise"))
     network = SetNetwork(
         spec,
@@ -81,7 +81,7 @@ def test_hidden_tokens_get_no_gradient(pooling: str) -> None:
     assert torch.equal(features.grad.abs().sum(-1) == 0, hidden)
 
 
-def test_beside_its_own_token_each_is_hidden_with_the_probability():
+def test_the_only_other_token_is_dropped_with_the_probability():
     torch.manual_seed(0)
     types = torch.tensor([SELF_TYPE, 1]).expand(20_000, 2)
     tokens = Tokens(torch.zeros(20_000, 2, 1), types, torch.zeros_like(types).bool())

@@ -1,4 +1,4 @@
-"""Tokens and their description."""
+"""Tokens and TokenSpec."""
 
 import json
 from typing import Any
@@ -110,10 +110,20 @@ def test_impossible_sizes_are_refused(arguments: Any, message: str) -> None:
         TokenSpec(*arguments)
 
 
-@pytest.mark.parametrize("positions", [(3,), (0, -1)])
-def test_positions_are_features_that_there_are(positions: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match=r"TokenSpec.positions: expected .* below 3"):
-        TokenSpec(5, 3, ("self",), positions=positions)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"positions": (3,)}, "TokenSpec.positions: expected .* below 3"),
+        ({"positions": (0, -1)}, "TokenSpec.positions: expected .* below 3"),
+        ({"num_frames": 2}, "num_frames: expected a divisor of num_features = 3"),
+        ({"num_frames": 0}, "num_frames: expected at least 1, got 0"),
+    ],
+)
+def test_options_that_do_not_fit_the_features_are_refused(
+    options: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        TokenSpec(5, 3, ("self",), **options)
 
 
 def test_check_says_expected_and_got() -> None:

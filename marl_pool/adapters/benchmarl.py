@@ -11,7 +11,7 @@ Example::
         config=ExperimentConfig.get_from_yaml(),
     )
 
-BenchMARL 1.5 needs a TorchRL older than 0.12, so it has an environment of its own.
+BenchMARL 1.5 needs a TorchRL older than 0.12, so install it in a separate environment.
 """
 
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ class SetModel(Model):
         scope: Scope = "team" if self.centralised and with_agents else "agent"
         paths = leaf_paths(space)
         self.in_keys = [(*prefix, *path) for path in paths]
-        # Where the dimension of agents stands, counted from the end.
+        # Position of the agents' dimension, counted from the end.
         self._agents_at = [-len(spec[path].shape) for path in paths]
         self._selects = with_agents and not self.centralised
         count = 1 if self.share_params else self.n_agents

@@ -94,7 +94,7 @@ class SetEncoderConfig(ModelConfig):
     options: Mapping[str, Any] = field(kw_only=True)
 
     def network(self) -> SpaceNetwork:
-        """Build the network, with initial weights of torch's global generator."""
+        """Build the network, with initial weights from torch's global generator."""
         return SpaceNetwork(self.space, **self.options)
 
     @override
@@ -121,8 +121,8 @@ class SetCatalog(Catalog):
         )
 
     Raises:
-        InputError: as `SpaceNetwork`, an LSTM on a Dict or Tuple, and an action mask
-            that does not fit the actions.
+        InputError: as for `SpaceNetwork`; also for an LSTM on a Dict or Tuple, and for
+            an action mask that does not fit the actions.
     """
 
     @classmethod
@@ -220,19 +220,19 @@ def set_module_spec(config: AlgorithmConfig, **options: Any) -> RLModuleSpec:
     """Return a module whose encoders are set networks, for ``config.rl_module``.
 
     Heads, losses and everything else stay RLlib's, and so do their options: the
-    ``model_config`` of ``config.rl_module`` counts here, too.
+    ``model_config`` of ``config.rl_module`` applies here too.
 
     Example:
         >>> config = PPOConfig().environment("my_env")
         >>> spec = set_module_spec(config, pooling="ada", presence=0)
         >>> config.rl_module(rl_module_spec=spec)
 
-    Several modules have one each, in a ``MultiRLModuleSpec``.
+    For several modules, make one each, in a ``MultiRLModuleSpec``.
 
     Args:
         config: of PPO, APPO, IMPALA, DQN or SAC.
-        **options: of the `SpaceNetwork`. A wrong one is refused where the algorithm is
-            built, because it depends on the observation space.
+        **options: of the `SpaceNetwork`. Wrong ones are refused when the algorithm is
+            built, because they depend on the observation space.
 
     Raises:
         InputError: another algorithm.
@@ -243,7 +243,7 @@ def set_module_spec(config: AlgorithmConfig, **options: Any) -> RLModuleSpec:
     if default not in SET_CLASSES:
         raise InputError(
             "config: expected one of PPO, APPO, IMPALA, DQN, SAC, got "
-            f"{type(config).__name__}; SetCatalog says how others are used"
+            f"{type(config).__name__}; see SetCatalog for others"
         )
     module_class, catalog_class = SET_CLASSES[default]
     return RLModuleSpec(
@@ -256,18 +256,18 @@ def set_module_spec(config: AlgorithmConfig, **options: Any) -> RLModuleSpec:
 def as_policy(module: RLModule, *, normalize_actions: bool = True) -> Act:
     """Return a trained module as a policy for `marl_pool.evaluate`.
 
-    It chooses the most likely actions. Connectors of your own are not applied.
+    It chooses the most likely actions. Custom connectors are not applied.
 
     Example:
         >>> policy = as_policy(algorithm.get_module())
         >>> marl_pool.evaluate(policy, env="simple_centroid")
 
     Args:
-        module: a module in memory, without a state, as of ``algorithm.get_module()``,
-            for observations of its space with any number of tokens, and for actions
-            in a Box, a Discrete or a MultiDiscrete.
-        normalize_actions: as in the algorithm's configuration: True where [-1, 1]
-            stands for the bounds of a Box.
+        module: a module without a state, such as from ``algorithm.get_module()``, for
+            observations of its space with any number of tokens, and for actions in a
+            Box, a Discrete or a MultiDiscrete.
+        normalize_actions: as in the algorithm's configuration: True if [-1, 1] stands
+            for the bounds of a Box.
 
     Raises:
         InputError: no module, several of them, or one with a state; from the policy,
@@ -306,13 +306,13 @@ def as_policy(module: RLModule, *, normalize_actions: bool = True) -> Act:
 
 
 def _validate_mask(observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
-    """Raise InputError for a mask that RLlib's logits have no place for."""
+    """Raise InputError for a mask that does not fit RLlib's logits."""
     validate_mask_space(observation, action, "observation space")
     are_boxes = [isinstance(part, spaces.Box) for part in flatten_space(action)]
-    # `mask_logits` takes the first logits for those of choices.
+    # `mask_logits` masks the first logits, which must be the choices'.
     if split_action_mask(observation)[1] is not None and are_boxes != sorted(are_boxes):
         raise InputError(
-            f"action space: expected choices before any Box, beside an {MASK}, got "
+            f"action space: expected choices before any Box, with an {MASK}, got "
             f"{action}"
         )
 

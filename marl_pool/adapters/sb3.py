@@ -46,19 +46,19 @@ with explain_missing_modules():
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 Observation = np.ndarray | Mapping[str, np.ndarray]
-"""Of one environment, or of several with a first dimension for them."""
+"""Of one environment, or of several along the first dimension."""
 
 
 class SetExtractor(BaseFeaturesExtractor):
-    """A `SetNetwork` in the place of Stable-Baselines3's features extractor.
+    """A `SetNetwork` in place of Stable-Baselines3's features extractor.
 
     It takes any observation space that `make_view` does and SB3 accepts: a Dict of
     ``features``, ``types`` and ``padding``, a Box of ``(N, F)``, a Dict of named sets
-    and vectors. An entry ``action_mask`` is no token; see `ActionMaskWrapper`.
+    and vectors. An entry ``action_mask`` is not a token; see `ActionMaskWrapper`.
 
-    `SetNetwork` chooses the initial weights: SB3's ``ortho_init`` concerns only
-    the layers behind the extractor. The compiled kernel computes what it can, in
-    training too; see `marl_pool.compile`.
+    `SetNetwork` chooses the initial weights: SB3's ``ortho_init`` affects only the
+    layers after the extractor. The compiled kernel computes what it can, in training
+    too; see `marl_pool.compile`.
 
     Args:
         observation_space: the policy's; SB3 passes it.
@@ -67,7 +67,7 @@ class SetExtractor(BaseFeaturesExtractor):
             ``presence=0``.
 
     Raises:
-        InputError: as `SpaceNetwork`.
+        InputError: as for `SpaceNetwork`.
     """
 
     def __init__(
@@ -93,15 +93,13 @@ class SetExtractor(BaseFeaturesExtractor):
             observations: ``(B, …)``, or a dict of them: floats, images divided by 255
                 and choices one-hot.
         """
-        values = self.view.read(_restore(self.space, observations, self.normalized))
-        return self.view.tokens(
-            {
-                name: values[name].to(torch.from_numpy(np.zeros(0, part.dtype)).dtype)
-                if part.dtype.kind != "f"
-                else values[name]
-                for name, part in self.view.parts.items()
-            }
-        )
+        restored = _restore(self.space, observations, self.normalized)
+        values = dict(self.view.read(restored))
+        for name, part in self.view.parts.items():
+            if part.dtype.kind != "f":
+                dtype = torch.from_numpy(np.zeros(0, part.dtype)).dtype
+                values[name] = values[name].to(dtype)
+        return self.view.tokens(values)
 
     @override
     def forward(self, observations: Any) -> Tensor:
@@ -125,8 +123,8 @@ check_constructor(SetExtractor, "features_extractor_kwargs")
 class AnySizeModel:
     """A trained model for sets of any size, whatever size it was trained with.
 
-    SB3's ``predict`` takes the sizes of the model's observation space alone. Here each
-    size has a policy that shares the model's weights, made when it is first met.
+    SB3's ``predict`` takes only the sizes of the model's observation space. Here each
+    size has a policy that shares the model's weights, made when the size first occurs.
 
     Example:
         >>> marl_pool.evaluate(AnySizeModel(model), env="simple_centroid")
@@ -161,8 +159,8 @@ class AnySizeModel:
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         """Return actions and state, as ``model.predict`` does.
 
-        Entries that the model's space lacks are ignored, but an ``action_mask`` holds
-        for a policy that takes masks.
+        Entries that the model's space lacks are ignored, except an ``action_mask`` if
+        the policy takes masks.
 
         Raises:
             InputError: sizes that no observation of the space has, numbers that are not
@@ -181,7 +179,7 @@ class AnySizeModel:
 
     @torch.no_grad()
     def attention_weights(self, observation: Observation) -> np.ndarray | None:
-        """Return the pooling head's weights of the tokens; None for a head without.
+        """Return the pooling head's weights of the tokens; None if it has none.
 
         They are ``(heads, N)``, or ``(B, heads, N)`` for several observations. Where a
         policy has several extractors, as in SAC, they are the actor's.
@@ -217,15 +215,15 @@ class AnySizeModel:
 def resize_policy(policy: BasePolicy, observation_space: spaces.Space) -> BasePolicy:
     """Return a policy with the same weights for observations of another space.
 
-    The parameters are shared: training either policy counts for both.
+    The parameters are shared: training either policy trains both.
 
     Args:
         policy: ``model.policy``, whose features extractor is a `SetExtractor`.
         observation_space: its space with another number of tokens.
 
     Raises:
-        InputError: another policy, a head that takes only the number of tokens that it
-            has, or a space that differs in more than the number.
+        InputError: another policy, a head for a fixed number of tokens, or a space that
+            differs in more than that number.
     """
     if not _has_extractor(policy):
         raise InputError(
@@ -237,10 +235,10 @@ def resize_policy(policy: BasePolicy, observation_space: spaces.Space) -> BasePo
     with torch.random.fork_rng(devices=[]):
         resized = type(policy)(**{**data, "observation_space": observation_space})
     _validate_sets(_extractor(policy).view, _extractor(resized).view)
-    # Buffers that no state holds follow device and dtype, too.
+    # Buffers outside the state dict need the device and dtype as well.
     resized.to(policy.device, next(policy.parameters()).dtype)
-    # Parameters that are frozen stay so, and are the same ones, not only their data,
-    # which a change of dtype or device would replace.
+    # Frozen parameters stay frozen. The parameters themselves are shared, not only
+    # their data, which a change of dtype or device would replace.
     for new, original in zip(resized.parameters(), policy.parameters(), strict=True):
         new.requires_grad_(original.requires_grad)
     try:
@@ -265,18 +263,18 @@ def _extractor(policy: BasePolicy) -> SetExtractor:
 
 
 def _validate_sets(view: TokenView, resized: TokenView) -> None:
-    """Raise InputError if more differs than the numbers of sets' tokens."""
+    """Raise InputError if more differs than the sets' numbers of tokens."""
     for name, part in view.parts.items():
         shape = resized.parts[name].shape
         if name not in view.sets and shape != part.shape:
             raise InputError(
                 f"{part.label}expected the shape {part.shape} of the model's space, "
-                f"since it is no set of tokens, got {shape}"
+                f"since it is not a set of tokens, got {shape}"
             )
 
 
 def _sizes(space: spaces.Space) -> Any:
-    """Return the sizes of a space's arrays, by which `fitted_space` differ."""
+    """Return the sizes of a space's arrays, which `fitted_space` changes."""
     if isinstance(space, spaces.Dict):
         return tuple((key, _sizes(part)) for key, part in space.items())
     return space.shape
@@ -315,7 +313,7 @@ def fitted_space(space: spaces.Space, observation: Observation) -> spaces.Space:
         )
     if size == shape:
         return space
-    # In a Dict, a view would fill up missing columns. A matrix of bytes is an image.
+    # In a Dict, a view would pad missing columns. A matrix of bytes is an image.
     is_rows = isinstance(space, spaces.Box) and len(shape) == 2
     is_rows = is_rows and space.dtype != np.uint8
     if 0 in size or (is_rows and size[1:] != shape[1:]):
@@ -338,7 +336,7 @@ def fitted_space(space: spaces.Space, observation: Observation) -> spaces.Space:
 
 
 class ActionMaskWrapper(gymnasium.Wrapper):
-    """An environment with the method that MaskablePPO asks for masks.
+    """An environment with the method by which MaskablePPO gets action masks.
 
     They are the entry ``action_mask`` of the observation, or else of infos: numbers 0
     and 1, or bools, in one row or in one for each choice.
@@ -357,7 +355,7 @@ class ActionMaskWrapper(gymnasium.Wrapper):
         spec = ActionSpec.of(env.action_space)
         if not spec.integral:
             raise InputError(
-                "action space: expected choices, which masks are for, got "
+                "action space: expected choices, since only those have masks, got "
                 f"{env.action_space}"
             )
         self._sizes, self._mask = spec.sizes, np.ones(sum(spec.sizes), bool)

@@ -13,7 +13,7 @@ from marl_pool.observations.lists import element_space
 from marl_pool.observations.make import make_view, split_action_mask, validate_space
 from marl_pool.observations.parts import kind_of
 from marl_pool.observations.view import TokenOptions
-from marl_pool.options.construction import check_constructor
+from marl_pool.options.construction import check_constructor, with_name
 from marl_pool.options.signatures import ANY_OTHER, options_of, unknown_key
 from marl_pool.options.types import PositiveFloat, PositiveInt, Probability, SizeOrZero
 from marl_pool.tokens import Tokens
@@ -28,8 +28,8 @@ class SpaceNetwork(nn.Module):
 
     The compiled kernel computes what it can; see `marl_pool.compile`.
 
-    Shapes: an observation of the space whose arrays are tensors ``(*B, …)`` to
-    ``(*B, dim_out)``. An ``action_mask`` beside the observation is no token.
+    Shapes: an observation of the space, whose arrays are tensors ``(*B, …)``, to
+    ``(*B, dim_out)``. An ``action_mask`` beside the observation is not a token.
 
     Args:
         space: of a single observation.
@@ -74,8 +74,8 @@ class SpaceNetwork(nn.Module):
         accepted = options_of(TokenOptions)
         for key in options:
             if key not in accepted:
-                named = options_of(SpaceNetwork, {"space", ANY_OTHER})
-                raise unknown_key(key, {**named, **accepted})
+                parameters = options_of(SpaceNetwork, {"space", ANY_OTHER})
+                raise unknown_key(key, {**parameters, **accepted})
         if _has_lists(space):
             raise InputError(
                 "observation space: expected arrays of fixed sizes, such as those of "
@@ -88,9 +88,9 @@ class SpaceNetwork(nn.Module):
         self.network = compile(
             SetNetwork(
                 self.view.spec,
-                encoder=_named(encoder)
+                encoder=with_name(encoder)
                 | {k: v for k, v in sizes.items() if v is not None},
-                pooling=_named(pooling),
+                pooling=with_name(pooling),
                 type_embedding=type_embedding,
                 input_activation=input_activation,
                 init_std=init_std,
@@ -101,7 +101,7 @@ class SpaceNetwork(nn.Module):
         if self.network.memory_head is not None:
             raise InputError(
                 "pooling: expected a head without memory, got "
-                f"{_named(pooling)['name']!r}"
+                f"{with_name(pooling)['name']!r}"
             )
         self.dim_out = self.network.dim_out
 
@@ -126,7 +126,7 @@ class SpaceNetwork(nn.Module):
             if len(shape) < count or shape[len(shape) - len(fixed) :] != fixed:
                 raise InputError(
                     f"{part.label}expected observations of shape {part.shape}, as in "
-                    f"the space, with dimensions of the batch before, got {shape}"
+                    f"the space, after the dimensions of the batch, got {shape}"
                 )
         return self.view.tokens(values)
 
@@ -160,7 +160,3 @@ def _has_lists(space: spaces.Space[Any]) -> bool:
         case spaces.Tuple():
             return any(map(_has_lists, space.spaces))
     return element_space(space) is not None
-
-
-def _named(part: NamedOptions) -> dict[str, Any]:
-    return {"name": part} if isinstance(part, str) else dict(part)

@@ -65,9 +65,9 @@ class AgentNetwork(nn.Module):
     """A network on agents' observations, with the same weights for each agent.
 
     A `SpaceNetwork` maps an agent's tokens to a vector. With a scope of several agents,
-    a second one, with the same options, maps the set of the agents' vectors to one for
-    each agent, whose own vector has a type of its own, or to one for all. A linear
-    layer follows. So the number of agents may change, but for a head that depends on
+    a second one, with the same options, maps the set of the agents' vectors to one
+    vector for each agent, whose own vector has a separate type, or to one for all. A
+    linear layer follows. So the number of agents may change, unless a head depends on
     the number of tokens, and their order does not matter to an invariant head.
 
     Shapes: the arrays of an observation ``(*B, A, …)``, in the order of `leaf_paths`,
@@ -80,14 +80,14 @@ class AgentNetwork(nn.Module):
         scope: ``"agent"``, a result for each agent from its own observation;
             ``"agents"``, one for each from all agents' observations; ``"team"``, one
             for all from all agents' observations.
-        num_agents: A, where a head depends on it.
+        num_agents: A, for a head that depends on it.
         reads_presence: the last array, ``(*B, A)`` bool, is False for absent agents.
-            Their observations may hold anything, NaN included; nobody else's result
-            depends on them, and theirs are finite.
+            Their observations may hold anything, even NaN: no other agent's result
+            depends on them, and their own results are finite.
         vector: ``"numbers"`` if each number of an observation that is a vector is a
             token, ``"token"`` if the vector is a single one.
-        normal: return location and positive scale of half of the results each.
-        **options: of the `SpaceNetwork`, of `TokenOptions` too.
+        normal: return half of the results as locations, half as positive scales.
+        **options: of the `SpaceNetwork`, including `TokenOptions`.
 
     Raises:
         InputError: as for `SpaceNetwork`.
@@ -110,7 +110,7 @@ class AgentNetwork(nn.Module):
         for key, value in arguments.items():
             check_argument(key, value, options_of(AgentNetwork)[key].annotation)
         space, _ = split_action_mask(space)
-        # Entries around a single one don't count, since leaves come by position.
+        # Dicts of a single entry are unwrapped, since leaves are passed by position.
         while isinstance(space, spaces.Dict) and len(space) == 1:
             space = next(iter(space.values()))
         self.paths = leaf_paths(space)
@@ -124,7 +124,7 @@ class AgentNetwork(nn.Module):
         if scope != "agent":
             types = ("self", "agent") if scope == "agents" else ("agent",)
             tokens = TokenSpec(num_agents, width, types).space()
-            # Options of tokens are about the observation's, not about agents.
+            # Options of tokens apply to the observation's tokens, not to agents.
             tuned = {k: v for k, v in options.items() if k not in TOKEN_OPTIONS}
             self.agents = SpaceNetwork(tokens, token_types=types, **tuned)
             width = self.agents.dim_out
@@ -161,8 +161,8 @@ class AgentNetwork(nn.Module):
             count = shape[-1]
             vectors = vectors.unsqueeze(-3).expand(*shape, *vectors.shape[-2:])
             absent = absent.unsqueeze(-2).expand(*shape, count)
-            others = 1 - torch.eye(count, dtype=torch.int64, device=vectors.device)
-            types = others.expand(*shape, count)
+            is_other = 1 - torch.eye(count, dtype=torch.int64, device=vectors.device)
+            types = is_other.expand(*shape, count)
         return {"features": vectors, "types": types, "padding": absent}
 
 
@@ -219,7 +219,7 @@ class SetCritic(TensorDictModule):
     """A set network from observations to the values of all agents, ``(*B, A, 1)``.
 
     A critic of the scope ``"agents"`` reads the set of all agents' observations, for
-    any number of agents, and one of the scope ``"agent"`` each agent's alone: MAPPO and
+    any number of agents, and one of the scope ``"agent"`` each agent's only: MAPPO and
     IPPO.
 
     Args:
@@ -230,7 +230,7 @@ class SetCritic(TensorDictModule):
             beside the agents for a team.
         present_key: of a bool for each agent, False for absent ones, such as
             ``("agents", "mask")`` of TorchRL's PettingZoo environments; None if all are
-            there.
+            present.
         vector: see `AgentNetwork`.
         **options: of the `SpaceNetwork`s.
 
@@ -280,8 +280,8 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
     """Return a trained actor as a policy for `marl_pool.evaluate`.
 
     It chooses the most likely actions. An in_key such as ``("agents", "observation",
-    "cars")`` reads the entry of the environment's observation that the longest end of
-    its path names, or all of an observation that is an array.
+    "cars")`` reads the entry of the environment's observation that the longest suffix
+    of its path names, or all of an observation that is an array.
 
     Example:
         >>> marl_pool.evaluate(as_policy(actor), env="simple_centroid")
@@ -306,7 +306,7 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
         )
     spec = getattr(actor, "spec", {actions[0]: None})[actions[0]]
     device = next(actor.parameters()).device
-    # What the distribution is made of.
+    # Keys of the distribution's parameters.
     read = actor[-1].in_keys if isinstance(actor, TensorDictSequential) else ()
 
     def act(observation: Any) -> np.ndarray:
@@ -332,8 +332,8 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
 
 
 def _presence(present: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    """Return bools of presence, of agents in a batch of ``shape``."""
-    if present is None:  # TensorDict passes it for a key that data lack
+    """Return the agents' presence, bools of ``shape``."""
+    if present is None:  # TensorDict passes None for a missing key
         actual = "no such entry"
     elif present.dtype == torch.bool and present.shape == shape:
         return present
@@ -346,7 +346,7 @@ def _presence(present: Tensor | None, shape: tuple[int, ...]) -> Tensor:
 
 
 def _entry(observation: Any, path: tuple[str, ...]) -> np.ndarray:
-    """Return the array of an observation to which the longest end of a path leads."""
+    """Return an observation's array at the longest suffix of a path."""
     for start in range(len(path)):
         entry = observation
         for name in path[start:]:
@@ -357,7 +357,7 @@ def _entry(observation: Any, path: tuple[str, ...]) -> np.ndarray:
         return observation
     entries = listed([*observation]) if isinstance(observation, Mapping) else "an array"
     raise InputError(
-        f"actor: expected an observation with what {path} reads, got {entries}"
+        f"actor: expected an observation with an array for {path}, got {entries}"
     )
 
 
@@ -366,7 +366,7 @@ def observation_space(spec: TensorSpec, dims: int = 0) -> spaces.Space[Any]:
 
     Args:
         spec: of arrays, or a Composite of them.
-        dims: number of first dimensions, of the batch and of agents, to leave out.
+        dims: number of leading dimensions, of the batch and of agents, to leave out.
 
     Raises:
         InputError: agents with different specs.
@@ -410,7 +410,7 @@ def leaf_paths(space: spaces.Space[Any]) -> list[tuple[str, ...]]:
 
 
 TOKEN_OPTIONS = frozenset(options_of(TokenOptions))
-"""Names of options of tokens, and not of networks."""
+"""Names of the options of tokens, as opposed to networks."""
 
 
 def _observation_space(spec: Composite, prefix: tuple[str, ...]) -> spaces.Space[Any]:
@@ -421,7 +421,9 @@ def _observation_space(spec: Composite, prefix: tuple[str, ...]) -> spaces.Space
             f"{type(spec).__name__}"
         )
     if not isinstance(prefix, tuple):
-        raise InputError(f"in_key: expected text or a tuple of it, got {prefix!r}")
+        raise InputError(
+            f"in_key: expected a string or a tuple of strings, got {prefix!r}"
+        )
     try:
         around = spec[prefix[:-1]] if prefix[:-1] else spec
         part = around[prefix[-1]] if prefix else spec

@@ -1,4 +1,4 @@
-"""Robustness evaluation of policies from anywhere, from Python."""
+"""Robustness evaluation of policies of any origin, from Python."""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -43,43 +43,44 @@ def evaluate(
     """Measure the robustness of a policy: one of this package, or any model.
 
     ``marl_pool.evaluate(model, "CartPole-v1")`` evaluates a model of
-    Stable-Baselines3, which meets perturbed observations of its own space; see
-    ``examples/``. A perturbation that the space cannot express is a row with the
-    reason. It plays the same episodes as ``marl-pool evaluate``, which evaluates a run.
+    Stable-Baselines3, which receives perturbed observations of its own space; see
+    ``examples/``. A perturbation that the space cannot express gives a row with the
+    reason. ``marl-pool evaluate``, which evaluates a run, plays the same episodes.
 
     Args:
         policy: policy, function of observations or object with ``predict`` (see
-            `CallablePolicy`). By group if an environment has several groups of agents;
-            a single one plays them all.
-        env: a registered name, an id of Gymnasium, or a function that makes a
-            Gymnasium or PettingZoo environment; with options ``{"name": …,
-            **options}``, where ``{"name": "pettingzoo", "module": …}`` takes an id or a
-            function and says how observations become tokens, such as ``"presence": 0``.
+            `CallablePolicy`), or a mapping from groups of agents to these. A single one
+            plays all groups.
+        env: a registered name, a Gymnasium id, or a function that creates a Gymnasium
+            or PettingZoo environment; with options, ``{"name": …, **options}``. The
+            options of ``{"name": "pettingzoo", "module": …}``, whose module is an id or
+            a function, say how observations become tokens.
         suite: a name of ``configs/suite``, or ``{"perturbations": […], "transfer":
-            […]}`` as in its files. The analyses of some suites are made of runs only.
-        episodes: episodes for each perturbation and severity, in as many paired
-            environments.
+            […]}`` as in its files. A suite's analyses are made only for runs.
+        episodes: episodes for each severity of a perturbation. Episode i starts in the
+            same state in all of them.
         stochastic: measure sampled actions in addition to the most likely ones. A
             function decides by itself and is called in the same way for both.
-        worst_of: samples of each perturbation under which every episode is played; of
-            more than one, `Result.worst` is the mean of the lowest returns.
-        seed: seed of the environments, none of which occurs in training.
+        worst_of: samples of each perturbation under which every episode is played.
+            Above 1, `Result.worst` is the mean of the lowest returns.
+        seed: seed of the episodes, which never occur in training.
         device: device of environments, and of policies of this package.
-        threads: threads, each of which plays another case.
+        threads: number of threads, each of which plays one case at a time.
         env_timeout: seconds that one step or reset of all environments may take, or
             None for no limit. With a limit one thread, the main one, plays all cases.
         config_dir: a folder with your ``suite/NAME.yaml``.
         title: title of the table on screen and of the plot; None prints no table.
         out: folder for the same files as in a run's ``evaluation/``; None writes none.
-        plugins: ``package.module:Class`` names that the file of ``suite`` may use. A
-            suite that is a mapping is yours, and may use any.
+        plugins: classes outside the package, ``package.module:Class``, that a suite
+            read from a file may name. A suite that is a mapping may name any.
 
     Returns:
-        Rows, each episode's returns, and an AUC over severity for each perturbation.
+        Rows, each episode's returns, and for each perturbation the area under the
+        score over severity.
 
     Raises:
         InputError: unknown names, wrong options, a policy that does not fit the env,
-            or a function that returns no actions of its space.
+            or a function whose actions are not in their space.
         StoppedError: an environment exceeded ``env_timeout``.
     """
     from marl_pool.config.checks import check_section
@@ -87,11 +88,11 @@ def evaluate(
 
     check_argument("config_dir", config_dir, str | Path | None)
     check_argument("out", out, str | Path | None)
-    main = threading.current_thread() is threading.main_thread()
-    if env_timeout is not None and not main:
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if env_timeout is not None and not in_main_thread:
         raise InputError(
-            "env_timeout: expected None in a thread other than the main one, which no "
-            f"signal interrupts, got {env_timeout}"
+            "env_timeout: expected None outside the main thread, since signals "
+            f"interrupt only that, got {env_timeout}"
         )
     # A suite from a file may name only classes that the user allows.
     from_file = isinstance(suite, str)
@@ -109,21 +110,20 @@ def evaluate(
         )
     folder = None if out is None else Path(out)
     if folder is not None:
-        # Make the folder before the episodes are played, which may take hours.
+        # Create the folder before the episodes are played, which may take hours.
         with explain_os_errors(f"out: {folder} cannot be made"):
             make_folder(folder)
-    # Build the target and the transfer environments.
     name = title or (folder.name if folder else "")
-    # Transfer environments of a file may not import what the user did not name.
     options = env_options(env)
+    # Transfer environments in a file may not import what the user did not name.
     allowed = {*plugins, *texts_in(options)} if from_file else None
     options = check_section("env", options, GROUPS["env"])
     target = target_from_policies(
         policy, options, name=name, seed=seed, device=device, plugins=allowed
     )
-    changes = settings.transfer_settings
-    transfers = [target.transfer_env(change, episodes) for change in changes]
-    # Play, then print and write as the command does.
+    transfers = [
+        target.transfer_env(change, episodes) for change in settings.transfer_settings
+    ]
     results = evaluate_target(target, settings, transfers)
     if title is not None:
         results.show(title)
@@ -139,14 +139,13 @@ def _settings(
     """Compose the suite, and check it with the arguments as the command line does."""
     from marl_pool.config import check, compose_only
 
-    # Compose the named suite, or any as the base of a mapping.
     if not isinstance(suite, str | Mapping):
         raise InputError(
             f"suite: expected a name or a mapping, got {type(suite).__name__}"
         )
+    # A mapping replaces the rows of any named suite.
     base = suite if isinstance(suite, str) else "quick"
     config = compose_only("evaluate", [f"suite={base}"], config_dir)
-    # A mapping replaces the rows of the named suite.
     if not isinstance(suite, str):
         for key in suite:
             if key not in SUITE_KEYS:

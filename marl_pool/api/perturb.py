@@ -13,7 +13,13 @@ from pettingzoo.utils import BaseParallelWrapper
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.api.tokenize import ParallelTokenObservation, TokenObservation
+from marl_pool.api.tokenize import (
+    Observation,
+    ParallelTokenObservation,
+    TokenObservation,
+    read_observation,
+    unknown_env,
+)
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.pettingzoo.teams import by_name
 from marl_pool.finite import validate_finite
@@ -34,9 +40,6 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys
 
-Observation = dict[str, np.ndarray]
-"""Arrays by the names of `Tokens`: ``features``, ``types`` and ``padding``."""
-
 ALONE = "agent"
 """Name of the agent of a Gymnasium env, and of its group."""
 
@@ -47,28 +50,25 @@ def perturb_env(
     """Wrap an env so that its observations, or the actions it executes, are perturbed.
 
     For an environment of this package, the observations equal the ones of a
-    `Rollout` of the same environment and seed. Where its agents take turns, the steps
-    of an agent are its own turns.
+    `Rollout` of the same environment and seed. Where agents take turns, only an agent's
+    own turns count as its steps.
 
     Args:
         env: a PettingZoo ``ParallelEnv`` or a Gymnasium ``Env`` whose observations are
             dicts of ``features`` ``(N, F)``, ``types`` and ``padding`` ``(N,)``, and an
-            ``action_mask`` where there is one, in which perturbed actions are allowed.
+            ``action_mask`` if there is one, which perturbed actions obey.
         perturbation: a `Perturbation`, its name, or ``{"name": …, **options}``.
         seed: seed of the perturbation, until ``reset(seed=…)`` sets another.
 
     Raises:
         InputError: observations of a different form, an invalid perturbation, or one of
-            actions with a space that `ActionRows` refuses.
+            actions whose space `ActionRows` rejects.
     """
     if isinstance(env, gymnasium.Env):
         return PerturbedEnv(env, perturbation, seed)
     if isinstance(env, ParallelEnv):
         return PerturbedParallelEnv(env, perturbation, seed)
-    raise InputError(
-        "env: expected a PettingZoo ParallelEnv or a Gymnasium Env, got "
-        f"{type(env).__name__}"
-    )
+    raise unknown_env(env)
 
 
 class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
@@ -116,7 +116,7 @@ class PerturbedEnv(
 ):
     """A Gymnasium env with perturbed observations; see `perturb_env`.
 
-    ``gymnasium.make(env.spec)`` makes an equal one.
+    ``gymnasium.make(env.spec)`` creates an equal one.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Perturber:
                     f"{', '.join(TOKEN_PARTS)}, as tokenize_env makes, got "
                     f"{description}"
                 )
-            # A space cannot name its types, as these envs can.
+            # A space cannot name token types, but these envs can.
             spec = token_specs.get(agent, spec)
             if name in env_groups:
                 spec = replace(env_groups[name].tokens, num_tokens=spec.num_tokens)
@@ -209,7 +209,7 @@ class Perturber:
                 space, _ = split_action_mask(observation_spaces[member])
                 number = space["features"].dtype  # type: ignore[index]
                 self.token_views[member] = TokenDictView(space, number)
-        # The options of a perturbation are checked against the tokens' specs.
+        # Check the options of the perturbation against the tokens' specs.
         self.perturbation = _perturbation(perturbation, list(self.specs.values()))
         by_turns = batched is not None and batched.turn_based
         self.turns = OwnTurns(self.perturbation) if by_turns else None
@@ -220,7 +220,6 @@ class Perturber:
             agent: {part: space[part].dtype for part in TOKEN_PARTS}  # type: ignore[index]
             for agent, space in observation_spaces.items()
         }
-        self.observed: Mapping[Any, Any] = observation_spaces
         self.masks = {
             agent: split_action_mask(space)[1]
             for agent, space in observation_spaces.items()
@@ -313,7 +312,7 @@ class Perturber:
     ) -> dict[Any, Observation]:
         """Begin an episode, and perturb its first observations.
 
-        A ``seed`` that was passed to ``reset`` starts the count of episodes again.
+        A ``seed`` that was passed to ``reset`` restarts the count of episodes.
         """
         self.episode += 1
         if seed is not None:
@@ -343,13 +342,13 @@ class Perturber:
         return self._perceive(observations, infos)
 
     def _origin(self, name: str, tokens: Tokens) -> Tensor:
-        """Return the token of the env behind each one that a group perceives."""
+        """Return the env's token behind each token that a group perceives."""
         perturbation = self.perturbation if self.turns is None else self.turns
         count = self.specs[name].num_tokens
         return perturbation.origin(tokens, self.states[name], count)
 
     def _acting(self, name: str) -> Tensor:
-        """Return a group's agents in turn, ``(1, agents)`` bool."""
+        """Return which agents of a group have a turn, ``(1, agents)`` bool."""
         assert self.batched is not None
         return self.batched.active[name].cpu()
 
@@ -407,7 +406,6 @@ class Perturber:
             self._read(agent, observations[agent]) if agent in observations else blank
             for agent in agents
         ]
-        # Stack (1, agents, N, …), as a batch of one environment.
         stacked = {
             part: np.stack([row[part] for row in rows])[None] for part in TOKEN_PARTS
         }
@@ -421,15 +419,9 @@ class Perturber:
         return tokens._replace(action_mask=self._mask(name, observations, infos))
 
     def _read(self, agent: Any, observation: Any) -> Observation:
-        """Return an agent's arrays, which fit its space, padding aside."""
-        view = self.token_views[agent]
-        arrays = view.arrays(1)
-        try:
-            view.write(arrays, 0, observation)
-        except InputError as error:
-            raise InputError(f"env: agent {agent!r}: {error}") from error
-        if misfit := view.misfit(arrays, np.ones(1, np.bool_)):
-            raise InputError(f"env: agent {agent!r}: {misfit.message}")
+        """Return an agent's arrays, checked against its space except for padding."""
+        view, where = self.token_views[agent], f"env: agent {agent!r}"
+        arrays = read_observation(view, observation, where)
         return {part: array[0] for part, array in arrays.items()}
 
     def _mask(
@@ -471,13 +463,13 @@ class Perturber:
             types=spaces.Box(0, spec.num_types - 1, (count,), dtypes["types"]),
             padding=spaces.Box(0, 1, (count,), dtypes["padding"]),
         )
-        if self.masks[agent] is not None:
-            space[MASK] = self.observed[agent][MASK]
+        if (mask := self.masks[agent]) is not None:
+            space[MASK] = mask
         return space
 
 
 def _token_specs(env: Any) -> Mapping[Any, TokenSpec]:
-    """Return the specs by agent of an env of `tokenize_env`, or of a wrapper of one."""
+    """Return the specs by agent of an env from `tokenize_env`, wrapped or not."""
     while not isinstance(env, TokenObservation | ParallelTokenObservation):
         if not hasattr(env, "env"):
             return {}

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from marl_pool.observations.make import make_view
 from marl_pool.observations.masks import MASK
-from marl_pool.observations.view import SELF_NAME, TokenOptions
+from marl_pool.observations.view import SELF_NAME, TokenOptions, TokenView
 from marl_pool.options.signatures import options_of, unknown_key
 from marl_pool.utils.errors import InputError
 
@@ -26,9 +26,10 @@ def tokenize_env(
 ) -> "ParallelTokenObservation | TokenObservation":
     """Wrap an env so that its observations are tokens, padded to the same number.
 
-    The wrapped env serves any library: ``features`` ``(N, F)``, ``types`` and
-    ``padding`` ``(N,)``, and an ``action_mask`` where there is one. `perturb_env`
-    perturbs it. Type 0 is the observer's own token, as in all Dicts of tokens.
+    Any library can use the wrapped env. Its observations have ``features`` ``(N, F)``,
+    ``types`` and ``padding`` ``(N,)``, and an ``action_mask`` if there is one.
+    `perturb_env` perturbs it. Type 0 is the observer's own token, as in all Dicts of
+    tokens.
 
     Example:
         >>> env = tokenize_env(gymnasium.make("CartPole-v1"), max_tokens=6)
@@ -37,8 +38,8 @@ def tokenize_env(
 
     Args:
         env: a Gymnasium ``Env`` or a PettingZoo ``ParallelEnv``.
-        options: fields of `TokenOptions`, which say what the space leaves open, such as
-            ``presence=0``. ``max_tokens`` is the N to which observations are padded.
+        options: fields of `TokenOptions`, which decide what the space leaves open, such
+            as ``presence=0``. Observations are padded to N = ``max_tokens``.
 
     Raises:
         InputError: another object, an unknown option, a space that cannot become
@@ -49,10 +50,31 @@ def tokenize_env(
         return TokenObservation(env, **options)
     if isinstance(env, ParallelEnv):
         return ParallelTokenObservation(env, **options)
-    raise InputError(
+    raise unknown_env(env)
+
+
+def unknown_env(env: object) -> InputError:
+    """Build the error for an env of neither library."""
+    return InputError(
         "env: expected a PettingZoo ParallelEnv or a Gymnasium Env, got "
         f"{type(env).__name__}"
     )
+
+
+def read_observation(view: TokenView, observation: Any, where: str) -> Observation:
+    """Return the arrays ``(1, …)`` of one observation; errors begin with ``where``.
+
+    Raises:
+        InputError: the observation does not fit its space.
+    """
+    arrays = view.arrays(1)
+    try:
+        view.write(arrays, 0, observation)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    if misfit := view.misfit(arrays, np.ones(1, np.bool_)):
+        raise InputError(f"{where}: {misfit.message}")
+    return arrays
 
 
 class TokenObservation(
@@ -61,7 +83,7 @@ class TokenObservation(
 ):
     """A Gymnasium env whose observations are tokens; see `tokenize_env`.
 
-    ``gymnasium.make(env.spec)`` makes an equal one.
+    ``gymnasium.make(env.spec)`` creates an equal one.
 
     Attributes:
         token_spec: sizes and type names of the tokens.
@@ -122,17 +144,17 @@ class ParallelTokenObservation(BaseParallelWrapper[Any, Observation, Any]):
 
 
 class ObservationEncoder:
-    """Conversion of single observations of a space to Dicts of tokens.
+    """Converter of single observations to Dicts of tokens.
 
     Args:
-        space: of the observations.
+        space: space of the observations.
         options: fields of `TokenOptions`.
-        where: begin of errors.
+        where: beginning of error messages.
 
     Attributes:
         spec: sizes and type names of the tokens. Type 0 is the observer's own, of which
             there may be no token.
-        space: of the Dicts of tokens.
+        space: space of the Dicts of tokens.
     """
 
     def __init__(
@@ -157,18 +179,8 @@ class ObservationEncoder:
         self._dtypes = {name: part.dtype for name, part in self.space.items()}
 
     def __call__(self, observation: Any) -> Observation:
-        """Return the tokens of one observation.
-
-        Raises:
-            InputError: an observation that does not fit its space.
-        """
-        arrays = self.view.arrays(1)
-        try:
-            self.view.write(arrays, 0, observation)
-        except InputError as error:
-            raise InputError(f"{self.where}: {error}") from error
-        if misfit := self.view.misfit(arrays, np.ones(1, np.bool_)):
-            raise InputError(f"{self.where}: {misfit.message}")
+        """Return the tokens of one observation; see `read_observation`."""
+        arrays = read_observation(self.view, observation, self.where)
         tokens = self.view.tokens({k: torch.from_numpy(v) for k, v in arrays.items()})
         tokens = tokens._replace(types=tokens.types + self._first_type)
         return {

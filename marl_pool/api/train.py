@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from marl_pool.runs.run import Run
 
 OnIteration = Callable[["Run", dict[str, float]], Any]
-"""Takes the run and the last row of its metrics; true to stop."""
+"""Takes the run and the last row of its metrics; a true result stops training."""
 
 
 def train(
@@ -54,7 +54,7 @@ def train(
             too, and the newest checkpoint remains.
         **options: the same as keyword arguments, read after ``overrides``. A mapping
             sets the keys of a section, and its ``name`` chooses the option of a group.
-            Dotted keys go by ``**{"ppo.lr": 1e-3}``.
+            Pass dotted keys as ``**{"ppo.lr": 1e-3}``.
 
     Returns:
         The finished run: `Run.path`, `Run.policy_dir`, `Run.rows`.
@@ -83,7 +83,7 @@ def train(
 
             stop = on_iteration and _after_each_row(run, on_iteration)
             options = {"should_stop": stop} if stop else {}
-            with computing(None):  # restores the number that training sets
+            with computing(None):  # restores the number of threads, which training sets
                 problem = perform(run, config, **options)
     if problem:
         print_line(problem)
@@ -96,7 +96,7 @@ def compose_run(
     """Compose and check one configuration.
 
     Raises:
-        InputError: the configuration is wrong, or a grid of many runs.
+        InputError: the configuration is wrong, or it is a grid of several runs.
     """
     from marl_pool.config import STUDIES, check_composed, compose_only
     from marl_pool.config.sections import typed
@@ -115,7 +115,7 @@ def fitted(
     overrides: "Sequence[str | Override]",
     config_dir: str | Path | None,
 ) -> dict[str, Any]:
-    """Fit sizes to the agents where the user did not set them, and say so."""
+    """Round up a batch size that the user did not set, and print it (`fit_batch`)."""
     if verb != "train":
         return dict(config)
     from marl_pool.config import fit_batch
@@ -134,8 +134,8 @@ def new_run(
 
     Args:
         verb: the command that creates the run.
-        config: composed and checked.
-        path: of the folder; None chooses a new one in ``runs/``.
+        config: composed and checked configuration.
+        path: the folder; None chooses a new one in ``runs/``.
     """
     validate_ray_for(verb, config)
     from marl_pool.runs.mirrored import validate_new
@@ -158,7 +158,7 @@ def new_run(
 
 
 def _after_each_row(run: "Run", on_iteration: OnIteration) -> Callable[[], bool]:
-    """Make a ``should_stop`` of a callback, which is called once for each row."""
+    """Turn a callback into a ``should_stop`` that calls it once for each row."""
     from marl_pool.runs.metrics import ITERATION  # loads yaml
 
     last_iteration = 0.0

@@ -66,7 +66,7 @@ KEY_FLAGS: dict[str, dict[str, str]] = {
 TRAINING = ("train", "evolve", "clone", "fit", "sweep", "resume")
 """Verbs that train."""
 STUDIED = ("train", "fit")
-"""Verbs whose runs a sweep can consist of."""
+"""Verbs whose runs can be the trials of a sweep."""
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -76,7 +76,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         arguments: at least one, without the program's name.
 
     Raises:
-        InputError: an unknown verb or flag, or an argument that is neither.
+        InputError: an unknown verb or flag, or another argument that is no override.
     """
     # Reject an unknown command before its flags are read.
     parser, verbs = _parsers(arguments)
@@ -94,7 +94,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
             raise _not_understood(
                 text, namespace.verb, verbs.get(namespace.verb, parser), value
             )
-        # A flag is easily taken for a key.
+        # Flags are easily mistaken for keys.
         flag = f"--{key.lstrip('+').replace('_', '-')}"
         if flag in verbs[namespace.verb]._option_string_actions:
             raise InputError(f"{key}: expected the flag {flag} {value}, got {text!r}")
@@ -120,14 +120,14 @@ def _take_runs(namespace: argparse.Namespace, extra: list[str]) -> list[str]:
 def _validate_once(namespace: argparse.Namespace, overrides: list[str]) -> None:
     """Reject two options of one group, and in a sweep two values of any key.
 
-    Elsewhere the last value of a key counts, so that a command can be appended to. In
-    a sweep, values of a grid would be dropped.
+    Elsewhere the last value of a key counts, so that arguments can be appended to a
+    command. In a sweep, this would drop values of a grid.
     """
     pairs = [text.lstrip("+").partition("=")[::2] for text in overrides]
     flags = {key: getattr(namespace, key) for key in KEY_FLAGS.get(namespace.verb, ())}
     pairs += [(key, value) for key, value in flags.items() if value is not None]
-    # A name in a section is its option: pooling=max pooling.name=avg. But a class of
-    # the user's may take the options of a built-in one.
+    # pooling=max and pooling.name=avg set the same option. But a user's class may take
+    # the options of a built-in one.
     pairs = [
         (key if ":" in value else key.removesuffix(".name"), value)
         for key, value in pairs
@@ -157,7 +157,7 @@ def answer_shell() -> None:
         from marl_pool.config.sections import VERBS as COMPOSED
 
         parser, verbs = _parsers([])
-        # Keys are no arguments of the parser, so that each verb gets one more.
+        # The parser has no argument for keys, so add one to each verb.
         for verb in COMPOSED.keys() & verbs.keys():
             keys: Any = verbs[verb].add_argument("keys", nargs="*")
             keys.completer = partial(_completions, verb)
@@ -180,7 +180,7 @@ def print_help() -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose refusals are one line, like all others."""
+    """A parser whose errors are one line, like all others."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message)
@@ -190,7 +190,6 @@ def _parsers(
     arguments: list[str],
 ) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     """Return the parser of the command, and its verbs' parsers."""
-    # Make the parser, and one for each verb.
     parser = _Parser(
         prog="marl-pool",
         description="Train, measure and watch policies that see sets of tokens.",
@@ -224,13 +223,13 @@ def _parsers(
     flag: dict[str, Any] = {"action": "store_true"}
     folder: dict[str, Any] = {"metavar": "DIR", "type": _path}
     add("train evolve clone fit", "--run-dir", "folder of the new run", **folder)
-    help_text = "continue what the folder, or its mirror, has of the same configuration"
+    help_text = "continue a run of the same configuration in the folder or its mirror"
     add("train evolve clone fit sweep", "--or-resume", help_text, **flag)
     add("fit", "--dry-run", "print what it would cost and stop", **flag)
     add(
         "sweep",
         "--verb",
-        "what makes each run: train (the default) or fit",
+        "verb that makes each run: train (the default) or fit",
         dest="trained_by",
         metavar="VERB",
         type=_studied,
@@ -283,7 +282,7 @@ def _parsers(
     add(
         "list",
         "name",
-        "one of these, to list its options, or its card",
+        "one of this kind, to show its options or card",
         metavar="NAME",
         nargs="?",
     )
@@ -311,7 +310,7 @@ def _path(text: str) -> str:
 
 
 def _studied(verb: str) -> str:
-    """Return the verb of a sweep's runs; say of others that train why not."""
+    """Return the verb of a sweep's runs; explain why other training verbs don't fit."""
     if verb in ("evolve", "clone"):
         expected = " or ".join(STUDIED)
         raise argparse.ArgumentTypeError(
@@ -326,7 +325,7 @@ def _keys(verb: str, arguments: list[str]) -> str:
     # Help is printed before the flags are parsed.
     fits = verb == "sweep" and "--verb fit" in " ".join(arguments).replace("=", " ")
     made_by = "sweep_fit" if fits else verb
-    # List the groups, and the sections that take a class by name.
+    # List the groups, and the sections that accept a class by name.
     kind = VERBS[made_by]
     options = {
         name: "|".join(options_for(made_by, name)) for name in kind.config_groups
@@ -353,7 +352,7 @@ def _not_understood(
     if not text.startswith("-"):
         hint = "; quote what has spaces: 'key={a: b}'" if text[-1:] in "]}" else ""
         return InputError(f"{text!r}: expected a flag or key=value{hint}")
-    # A key is easily taken for a flag.
+    # Keys are easily mistaken for flags.
     from marl_pool.config.sections import VERBS as COMPOSED
 
     flag, _, value = text.partition("=")

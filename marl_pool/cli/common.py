@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def composed(arguments: Namespace, overrides: list[str]) -> dict[str, Any] | None:
-    """Compose and check a configuration; with ``--cfg`` print it and return None."""
+    """Compose and check a configuration; with ``--cfg``, print it and return None."""
     verb, folder = arguments.verb, arguments.config_dir
     checked = compose_run(verb, [*overrides, *flags_as_keys(arguments)], folder)
     if not arguments.cfg:
@@ -55,7 +55,7 @@ def reading(
     modules = any(override.key == "env.module" for override in parsed)
     if arguments.plugin or modules or any(map(names.is_plug_in, typed)):
         search_working_directory()
-    # What the user trusts everywhere is installed: it needs no working directory.
+    # Plug-ins that the user always trusts are installed, not in the working directory.
     arguments.plugin = [*arguments.plugin, *names.user_plug_ins()]
     allowed = {*arguments.plugin, *typed}
     with names.trust(allowed, f"the configuration of {arguments.verb}", command):
@@ -64,7 +64,7 @@ def reading(
 
 @contextmanager
 def local_runs(arguments: Namespace) -> Iterator[None]:
-    """Replace runs that are named by a URL by copies in the user's cache.
+    """Replace runs given as URLs by copies in the user's cache.
 
     Policies on the hub keep their names, which results record.
     """
@@ -122,14 +122,14 @@ def naming_file(file: Path) -> Iterator[None]:
 
 
 def flags_as_keys(arguments: Namespace) -> list[str]:
-    """Return the overrides that the given flags stand for."""
+    """Return the given flags as overrides of their keys."""
     keys = KEY_FLAGS.get(arguments.verb, ())
     values = {key: getattr(arguments, key) for key in keys}
     return [as_key(key, value) for key, value in values.items() if value is not None]
 
 
 def as_key(key: str, value: str) -> str:
-    """Return an override: a number, or text as it is."""
+    """Return ``key=value`` for a number, or for text taken literally."""
     from marl_pool.options.overrides import scalar, written
 
     number = type(scalar(value)) in (int, float)
@@ -146,7 +146,7 @@ def stopped(error: KeyboardInterrupt, path: Path, *configs: Mapping[str, Any]) -
 def resume_command(path: Path, *configs: Mapping[str, Any]) -> str:
     """Return the command that resumes a run or sweep.
 
-    The plug-ins that ``configs`` name must be allowed by the command.
+    It allows the plug-ins that ``configs`` name.
     """
     flags = plugin_flags(set().union(*map(names.plug_ins_in, configs)))
     return f"marl-pool resume {quoted(path)}{flags}"
@@ -158,13 +158,13 @@ def plugin_flags(plugins: Iterable[str]) -> str:
 
 
 def print_next(*commands: str) -> None:
-    """Print commands that may follow, for a person: not to stdout."""
+    """Print suggested next commands to stderr, where only a person reads them."""
     for place, command in enumerate(commands):
         print("next:" if not place else "     ", command, file=sys.stderr)
 
 
-def following(run: "Run") -> list[str]:
-    """Return commands that may follow a training, or its evaluation."""
+def next_commands(run: "Run") -> list[str]:
+    """Return commands that can follow training, or the run's evaluation."""
     path = quoted(run.path)
     flags = plugin_flags(names.plug_ins_in(run.config))
     verbs = ("render", "report") if _is_evaluated(run) else ("evaluate",)
@@ -175,7 +175,7 @@ def following(run: "Run") -> list[str]:
 
 
 def _is_evaluated(run: "Run") -> bool:
-    """Return whether a readable evaluation is of the present policy."""
+    """Return True if there is a readable evaluation of the current policy."""
     from marl_pool.files.reading import read_json
 
     for file in run.evaluation_dir.glob("results*.json"):

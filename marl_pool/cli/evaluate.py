@@ -30,13 +30,13 @@ Act = Callable[..., list[Path]]
 
 
 class Reader:
-    """Reads runs and standalone policies for one verb.
+    """Reader of runs and standalone policies for one verb.
 
     Args:
         verb: the verb that composed and checked the sections and settings.
         arguments: parsed flags.
         env: the section ``env``; None without a change.
-        perturbation: the section ``perturbation``, of verbs that have one.
+        perturbation: the section ``perturbation``, for verbs that have one.
         **settings: the verb's other keys.
     """
 
@@ -58,17 +58,17 @@ class Reader:
     def opened(
         self, path: str | None, out: str | None = None
     ) -> "Iterator[tuple[Run, dict[str, Any]]]":
-        """Open a run, or make one that holds the results of a standalone policy.
+        """Open a run, or create one that holds the results of a standalone policy.
 
         Args:
             path: folder of either; None if ``pretrained`` names a policy.
-            out: new folder for the results; by default the run's, or a new run's of a
-                standalone policy. All verbs but ``render`` make ``out`` that new run,
-                which can be reported.
+            out: new folder for the results; by default they are in the run, or in a new
+                run of a standalone policy. For verbs other than ``render``, ``out`` is
+                that new run, which can be reported.
 
         Yields:
-            The run, ``env``, the changed environment's complete options or None, and
-            ``plugins``, the names that the run may use.
+            The run, and a dict of options: ``env``, all options of a changed
+            environment or None, and ``plugins``, names that the run may use.
         """
         from marl_pool.evaluation.standalone import find_standalone, new_results
         from marl_pool.runs.run import CONFIG
@@ -102,44 +102,44 @@ class Reader:
                 place = str(Path(scratch, policy.name))
             if place != out and out is not None:
                 results = stack.enter_context(new_results(out))
-            # The new run states the trained environment; a change is passed on as one.
+            # The new run records the environment of training; a change is passed on.
             new = policy.new_run(trained or env, place, self.verb)
             run = stack.enter_context(new)
             run.results = results
             yield run, {"env": None if env == run.env else env, "plugins": plugins}
 
-    def one(self, act: Act, path: str | None, out: str | None = None) -> list[Path]:
+    def process(self, act: Act, path: str | None, out: str | None = None) -> list[Path]:
         """Act on one run or policy, and return the files written."""
         with self.opened(path, out) as (run, options):
             return act(run, self.settings, **options)
 
-    def only(self, act: Act, *following: str) -> int:
-        """Act on the one run or policy of the command; print the verbs that follow."""
+    def process_single(self, act: Act, *next_verbs: str) -> int:
+        """Act on the command's only run or policy; suggest commands with next verbs."""
         from marl_pool.runs.run import CONFIG
 
         path = next(iter(self.arguments.run), None)
-        paths = self.one(act, path, self.arguments.out)
+        paths = self.process(act, path, self.arguments.out)
         print_paths(paths)
         is_run = path is not None and Path(path, CONFIG).is_file()
         run = quoted(path if is_run else paths[0].parent.parent)
         flags = plugin_flags(self.arguments.plugin)
-        # A report does not find a run's results that lie elsewhere.
+        # A report does not find results outside their run.
         is_elsewhere = self.arguments.out is not None and is_run
-        verbs = [verb for verb in following if verb != "report" or not is_elsewhere]
+        verbs = [verb for verb in next_verbs if verb != "report" or not is_elsewhere]
         print_next(*(f"marl-pool {verb} {run}{flags}" for verb in verbs))
         return 0
 
-    def each(self, act: Act) -> list[Path]:
+    def process_all(self, act: Act) -> list[Path]:
         """Act on each of several runs, and return the JSON files written."""
         documents = []
         for path in self.arguments.run:
-            paths = self.one(act, path)
+            paths = self.process(act, path)
             print_paths(paths)
             documents += [file for file in paths if file.suffix == ".json"]
         return documents
 
     def open_all(self) -> "list[Run]":
-        """Open all runs but standalone policies; the work on them may take hours."""
+        """Open all runs but standalone policies, before work that may take hours."""
         from marl_pool.evaluation.standalone import find_standalone, results_folder
 
         if self.arguments.out is not None:
@@ -155,11 +155,11 @@ def evaluate(arguments: Namespace, overrides: list[str]) -> int:
         return 0
     reader = Reader("evaluate", arguments, **config)
     if len(arguments.run) < 2:
-        return reader.only(_evaluate_run, "render", "report")
+        return reader.process_single(_evaluate_run, "render", "report")
     if arguments.out is not None:
         raise InputError("--out: expected a single policy, got several")
     reader.open_all()
-    reader.each(_evaluate_run)
+    reader.process_all(_evaluate_run)
     return 0
 
 
@@ -185,7 +185,7 @@ def render(arguments: Namespace, overrides: list[str]) -> int:
         return [render_run(run, settings, perturbation=perturbation, **options)]
 
     if len(arguments.run) < 2:
-        return reader.only(render_one)
+        return reader.process_single(render_one)
     from marl_pool.evaluation.standalone import new_results
     from marl_pool.evaluation.video.render import load_target, render_side_by_side
 
@@ -207,7 +207,7 @@ def play(arguments: Namespace, overrides: list[str]) -> int:
         StoppedError: an environment exceeded ``env_timeout``.
     """
     if arguments.export is None:
-        import websockets  # noqa: F401 - missing ones are told before any loading
+        import websockets  # noqa: F401 - fails before anything is loaded
     port = arguments.port
     if not (port.isascii() and port.isdigit() and int(port[:6]) < 1 << 16):
         raise InputError(f"--port: expected a number from 0 to 65535, got {port!r}")
@@ -242,10 +242,10 @@ def play(arguments: Namespace, overrides: list[str]) -> int:
 
 
 def _load(reader: Reader) -> "dict[str, EvaluationTarget]":
-    """Load all policies by the name of their run; they play in equal environments.
+    """Load all policies, by the names of their runs.
 
     Raises:
-        InputError: policies of different environments.
+        InputError: their environments differ.
     """
     from marl_pool.evaluation.load import target_from_run
     from marl_pool.evaluation.target import EvaluationTarget
@@ -326,7 +326,7 @@ def _evaluate_missing(
 
     reported_runs = read_runs(runs)
     usual = usual_settings(reported_runs)
-    # What is typed decides which rows there are.
+    # A suite that was typed decides which rows there are.
     if any(parse(text).key == "suite" for text in overrides):
         for key in ("stochastic", "worst_of", "perturbations", "transfer"):
             usual.pop(key, None)
@@ -343,12 +343,12 @@ def _evaluate_missing(
     for key in ("episodes", "seed", "checkpoint") if missing_runs else ():
         if key in usual and config[key] != usual[key]:
             raise InputError(
-                f"{key}: expected {usual[key]}, by which the other runs were "
+                f"{key}: expected {usual[key]}, with which the other runs were "
                 f"evaluated, got {config[key]}"
             )
     for run in missing_runs:
         reader = Reader("evaluate", arguments, **config)
-        print_paths(reader.one(_evaluate_run, str(run.path)))
+        print_paths(reader.process(_evaluate_run, str(run.path)))
 
 
 def _env(
@@ -357,7 +357,7 @@ def _env(
     source: object,
     config: object = None,
 ) -> dict[str, Any] | None:
-    """Return an environment's complete options, None without a change."""
+    """Return all options of a changed environment, or None without a change."""
     from marl_pool.config.checks import check_change
 
     if change is None:

@@ -8,7 +8,7 @@ time_limit; 130, 143 and 138 stopped by Ctrl-C, SIGTERM and SIGUSR1, with a chec
 """
 """Part of the help of verbs that train."""
 KEYS = """\
-Arguments of the form key=value set a key; group=option takes another file of a group:
+Arguments of the form key=value set a key; group=option selects a file of a group:
 
   {groups}
 
@@ -64,7 +64,7 @@ combination is a trial, an ordinary run in DIR/trials. All are checked before th
 one starts. With --address, DIR must be on a file system that the cluster shares, or
 --storage must be given. With --search, Optuna proposes the values of --trials N trials
 from choice(a,b), uniform(low,high), log_uniform(low,high) and int_uniform(low,high),
-and ASHA stops those that do worse than others.
+and ASHA stops trials that do worse than others.
 
 examples:
   marl-pool sweep pooling=ada,avg,max,cls env.counts=1-31-0,1-3-28 seed=0,1,2
@@ -88,8 +88,8 @@ examples:
 """,
     "evaluate": """measure a policy under perturbations
 {keys}
-env.KEY=… measures a run in another environment than it was trained in. A policy without
-a run is named by its folder, with env=NAME if that names no environment, by
+env.KEY=… measures a run in a different environment from training. A policy without a
+run is named by its folder, with env=NAME if that names no environment, by
 pretrained=NAME, or by hf://USER/NAME[@REVISION][/FOLDER] on the Hugging Face Hub; its
 results are a new run, DIR or a folder in evaluations/.
 
@@ -102,8 +102,8 @@ examples:
     "render": """make a video of a policy
 {keys}
 Policies are named as for `marl-pool evaluate`; several are shown side by side in one
-video. Tokens that the policy perceives otherwise than they are have a mark, which a
-legend names.
+video. Tokens that the policy perceives in a perturbed form have a mark, which a legend
+explains.
 
 examples:
   marl-pool render runs/my-run
@@ -113,8 +113,9 @@ examples:
     "play": """watch and disturb a policy in the browser
 {keys}
 A page in the browser, served to this machine alone until Ctrl-C, shows each policy's
-episode beside its unperturbed twin, and takes your hand: severities, clicks, drags, a
-push. Policies are named as for `marl-pool evaluate`. --export needs no server.
+episode beside its unperturbed twin, and lets you disturb it by severities, clicks,
+drags or a push. Policies are named as for `marl-pool evaluate`. --export needs no
+server.
 
 examples:
   marl-pool play pretrained=cartpole_attention_neuron_reshuffled
@@ -124,8 +125,8 @@ examples:
     "report": """write a page about one run or several
 FILE becomes a self-contained page: learning curves, robustness, comparisons, videos,
 and the origin of each number. Runs that differ only in their seed are one method. Each
-run's newest evaluation counts; evaluate=true makes those that are missing, by the keys
-of the others' evaluations, and accepts keys of `marl-pool evaluate`.
+run's newest evaluation counts; evaluate=true makes missing ones with the settings of
+the others, and accepts keys of `marl-pool evaluate`.
 `marl-pool report --cfg` prints every key with its meaning.
 
 examples:
@@ -137,7 +138,8 @@ examples:
     "export": """export a policy for other programs
 The file computes the most likely action from features, types and padding of a batch of
 sets. It is compared with the policy on random sets. torch writes a file for
-torch.export.load, onnx one for any ONNX runtime. Policies with a memory have no export.
+torch.export.load, onnx one for any ONNX runtime. Policies with a memory cannot be
+exported.
 With --action-mask a fourth input, action_mask (B, L) bool, says which options of the
 action's choices are allowed.
 
@@ -147,7 +149,7 @@ examples:
 """,
     "push": """upload a policy to the Hugging Face Hub
 Policy, card, newest evaluation and video become a commit of the repository USER/NAME,
-which is made if it is missing; without a video, one is rendered. From then on
+which is created if it is missing; without a video, one is rendered. From then on
 hf://USER/NAME names the policy for evaluate, render, play, export and load_policy.
 Files that no push has written are replaced only with --force. --dry-run needs no
 network.
@@ -159,7 +161,8 @@ examples:
     "check-env": """check an environment before training
 A few episodes with random actions are compared with the contract of an environment:
 shapes, dtypes, ranges, equal episodes from equal seeds, alone and in a batch, and an
-exact continuation of a saved state. One line for each; exit status 1 if one fails.
+exact continuation of a saved state. Prints one line for each check; exit status 1 if
+one fails.
 
 examples:
   marl-pool check-env env=simple_tag env.prey=learned
@@ -176,7 +179,7 @@ examples:
   marl-pool ls
   marl-pool ls sweeps/my-sweep
 """,
-    "list": """list what can be named
+    "list": """list registered names, presets and pretrained policies
 examples:
   marl-pool list
   marl-pool list pooling

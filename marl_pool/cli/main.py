@@ -37,11 +37,11 @@ VERBS = {
     "list": tools.list_registered,
     "help": tools.show_help,
 }
-"""Functions from flags and overrides to the exit status; packages add to them."""
+"""Functions of flags and overrides that return the exit status; packages add more."""
 MAKING = ("train", "sweep", "evolve", "clone", "fit", "check-env")
 """Verbs that take all names from the user: modules may be in the working directory."""
 READING = ("evaluate", "render", "play", "report", "export", "push")
-"""Verbs that read files of others, which may only name what the user allows."""
+"""Verbs that read files from others, which may only name what the user allows."""
 WORKING = (*MAKING, "resume", *READING)
 """Verbs that announce themselves before they import torch and ray."""
 KEYLESS = ("export", "push", "show", "ls", "list", "help")
@@ -51,13 +51,12 @@ KEYLESS = ("export", "push", "show", "ls", "list", "help")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    It is 0; 1 if training or a trial of a sweep failed, or the machine refused
-    something, such as to write to a full disk; 2 for bad input; 75 if a time
-    limit ended a run with ``--or-resume``; 130, 143 and 138 after Ctrl-C, SIGTERM
-    and SIGUSR1.
+    The status is 0 for success; 1 if training or a trial of a sweep failed, or for an
+    error of the machine, such as a full disk; 2 for bad input; 75 if a time limit ended
+    a run with ``--or-resume``; 130, 143 and 138 after Ctrl-C, SIGTERM and SIGUSR1.
 
     Args:
-        arguments: without the program's name; None takes the process's own.
+        arguments: without the program's name; None takes them from ``sys.argv``.
     """
     for stream in (sys.stdout, sys.stderr):
         # Some terminals and pipes know ASCII only.
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with explain_missing_modules(), terminable():
             status = _main(sys.argv[1:] if arguments is None else list(arguments))
         if sys.stdout is not None:  # None where it was closed
-            sys.stdout.flush()  # here, where a closed pipe can be told from a fault
+            sys.stdout.flush()  # so that a closed pipe is handled below
         return status
     except InputError as error:
         # Paths in the message may contain control characters.
@@ -77,10 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("marl-pool: stopped", file=sys.stderr)
         return exit_status(error)
     except BrokenPipeError:
-        _give_up_stdout()  # its reader has gone
+        _give_up_stdout()  # its reader is gone
         return 1
     except BaseException as error:
-        # An error of a file names it; any other may be of a stream.
+        # An error of a file names it; an error without a name may be of a stream.
         is_unnamed = isinstance(error, OSError) and error.filename is None
         if is_unnamed and _stdout_fails():
             _give_up_stdout()
@@ -100,7 +99,7 @@ def _stdout_fails() -> bool:
 
 
 def _give_up_stdout() -> None:
-    """Let Python flush at its end without a fault what cannot be written."""
+    """Discard text that cannot be written, so that Python's last flush succeeds."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -116,7 +115,7 @@ def _main(arguments: list[str]) -> int:
         raise InputError(f"{namespace.verb} takes no keys, got {overrides[0]!r}")
     if namespace.verb in MAKING:
         search_working_directory()
-    # Imports take seconds; a person sees at once what has begun.
+    # Imports take seconds: show a person at once what has started.
     shows_config = getattr(namespace, "cfg", 0)
     is_reading = namespace.verb in READING or (command and command.settings)
     is_working = namespace.verb in WORKING or is_reading

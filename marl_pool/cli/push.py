@@ -1,4 +1,4 @@
-"""The verb push: a policy becomes a repository of the Hugging Face Hub."""
+"""The verb push, which uploads a policy to the Hugging Face Hub."""
 
 import shlex
 from argparse import Namespace
@@ -16,19 +16,13 @@ from marl_pool.utils.text import print_line, quoted
 if TYPE_CHECKING:
     from marl_pool.runs.run import Run
 
-OF_MACHINE = (
-    *("time_limit", "env_timeout", "callbacks", "checkpoint", "resources", "storage"),
-    *("threads", "kernels", "device"),
-)
-"""Keys that say where and how a run computes, not what."""
-
 
 def push(arguments: Namespace, overrides: list[str]) -> int:
-    """Upload the policy of a run, or of a folder, with a card; or print what would be.
+    """Upload the policy of a run or folder with a card; in a dry run, print the card.
 
     Raises:
-        InputError: no policy, or one that cannot be used by its name alone; a target
-            that is no repository, or one of something else.
+        InputError: there is no policy, or it is incomplete without the run; or the
+            target is not a repository, or one of something else.
     """
     path, target = _path_and_target(arguments.run)
     validate_module("huggingface_hub")
@@ -57,8 +51,8 @@ def push(arguments: Namespace, overrides: list[str]) -> int:
 
 def _path_and_target(words: list[str]) -> tuple[str, HubFolder]:
     if len(words) != 2 or not is_hub(words[1]) or is_hub(words[0]):
-        got = " ".join(map(quoted, words)) or "none"
-        raise InputError(f"push: expected RUN hf://USER/NAME, got {got}")
+        actual = " ".join(map(quoted, words)) or "none"
+        raise InputError(f"push: expected RUN hf://USER/NAME, got {actual}")
     target = HubFolder.parse(words[1])
     if target.revision or target.folder:
         raise InputError(
@@ -70,7 +64,7 @@ def _path_and_target(words: list[str]) -> tuple[str, HubFolder]:
 
 @contextmanager
 def _opened(path: str, scratch: Path) -> "Iterator[Run]":
-    """Open a run, or make one in ``scratch`` of a policy's folder."""
+    """Open a run, or create one in ``scratch`` from a policy's folder."""
     from marl_pool.evaluation.standalone import find_standalone
 
     policy = find_standalone(path, None)
@@ -98,8 +92,8 @@ def _stage(
     if missing and by_group:
         raise InputError(
             f"push: expected a saved policy of each group, got none of "
-            f"{', '.join(sorted(missing))}: the env {run.env['name']} could not be "
-            "played by the name alone"
+            f"{', '.join(sorted(missing))}: the upload could not play in the env "
+            f"{run.env['name']}"
         )
     save_policies(modules, by_group, folder, env=run.env)
     files = {name: folder / name for name in (CONFIG, WEIGHTS, MANIFEST)}
@@ -150,12 +144,13 @@ def _picture(run: "Run", folder: Path, plugins: list[str]) -> Path | None:
 def _training_command(run: "Run") -> str:
     """Return a command that composes the run's configuration; empty without one.
 
-    Options of groups come first, then keys in which their presets differ. Of folders
-    only the last part is shown.
+    Options of groups come first, then keys whose values differ from their presets.
+    Folders are shortened to their last part.
     """
     from marl_pool.config import VERBS
     from marl_pool.config.compose import compose_only
     from marl_pool.options.overrides import written
+    from marl_pool.runs.run import OF_MACHINE
     from marl_pool.training.jobs import flat_options
 
     if run.verb not in VERBS or "policy_from" in run.config:
@@ -169,7 +164,7 @@ def _training_command(run: "Run") -> str:
             if _name(config.get(group)) not in (None, _name(usual.get(group)))
         ]
         usual = dict(flat_options(compose_only(run.verb, options)))
-    except InputError:  # names of another version
+    except InputError:  # names from another version
         return ""
     keys = [
         f"{key}={written(_without_folder(value))}"

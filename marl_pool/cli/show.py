@@ -1,11 +1,11 @@
-"""Verbs that tell about runs on disk: show and ls."""
+"""Verbs that describe runs on disk: show and ls."""
 
 from argparse import Namespace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.cli.common import following, open_run, resume_command
+from marl_pool.cli.common import next_commands, open_run, resume_command
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import printable
 
@@ -13,18 +13,15 @@ if TYPE_CHECKING:
     from marl_pool.runs.run import Run
 
 OLDER = "an older policy's"
-"""Mark of an evaluation after which training went on."""
+"""Mark of an evaluation after which training continued."""
 ELSEWHERE = "in another environment"
 """Mark of an evaluation with other options of the environment."""
 DEPTHS = ("", "*/", "*/*/", "*/*/*/", "*/*/trials/*/")
-"""Where the runs of a folder are: runs/NAME, sweeps/NAME/trials/NAME, …"""
+"""Places of runs below a folder: runs/NAME, sweeps/NAME/trials/NAME, …"""
 
 
 def show(arguments: Namespace, overrides: list[str]) -> int:
-    """Print what a run is, how far it is, its results and what may follow.
-
-    Of a sweep, its runs are listed.
-    """
+    """Print a run's parts, progress, results and next commands; list a sweep's runs."""
     from marl_pool.runs.sweep import Sweep
 
     if arguments.run is not None and Sweep.is_at(arguments.run):
@@ -38,7 +35,7 @@ def show(arguments: Namespace, overrides: list[str]) -> int:
         "state": f"{state}, {done:,} of {total:,} {unit}" if total else "no training",
     }
     if change := run.config_change():
-        lines["edited"] = f"{change}: the lines above say what it says now"
+        lines["edited"] = f"{change}: the lines above show what it says now"
     if run.verb == "fit":
         lines["results"] = _fit_results(run) or "none yet"
     else:
@@ -46,7 +43,7 @@ def show(arguments: Namespace, overrides: list[str]) -> int:
         lines["evaluation"] = _last_evaluation(run) or "none yet"
     for name, text in lines.items():
         print(f"{name + ':':<12}{printable(text)}")
-    commands = following(run)
+    commands = next_commands(run)
     if total and done < total and state != "training":
         commands.insert(0, resume_command(run.path, run.config))
     for place, command in enumerate(commands):
@@ -67,8 +64,8 @@ def ls(arguments: Namespace, overrides: list[str]) -> int:
     if not rows:
         raise InputError(f"{folder}: expected a folder with runs, got none in it")
     columns = ["run", "parts", "state", "done", "best", "evaluated"]
-    spared = [columns.index(name) for name in ("evaluated", "done", "parts")]
-    print_table(columns, rows, title=str(folder), num_names=3, spared=spared)
+    drop_first = [columns.index(name) for name in ("evaluated", "done", "parts")]
+    print_table(columns, rows, title=str(folder), num_names=3, drop_first=drop_first)
     return 0
 
 
@@ -92,7 +89,7 @@ def _row(path: Path, folder: Path) -> list[str]:
 
 
 def _progress(run: "Run") -> tuple[int, int, str]:
-    """Return the amount of training, the whole, and its unit; 0 of 0 without any."""
+    """Return the training done, the total and their unit; zeros without training."""
     from marl_pool.training.jobs import JOBS
 
     if run.verb not in JOBS:
@@ -123,7 +120,7 @@ def _parts(run: "Run") -> str:
     """Name environment or task, policy, encoder, head, critic and seed."""
     sections = ("env", "task", "policy", "encoder", "pooling")
     configs = [run.config.get(name) for name in sections]
-    # Which environment of PettingZoo it is, its module says.
+    # The module says which PettingZoo environment it is.
     labels = [
         " ".join(str(config[key]) for key in ("name", "module") if config.get(key))
         for config in configs
@@ -137,7 +134,7 @@ def _parts(run: "Run") -> str:
 
 
 def _fit_results(run: "Run") -> str:
-    """Return the mean metrics on the test set, and the file that has them."""
+    """Return the mean metrics on the test set, and the file that holds them."""
     from marl_pool.training.supervised.results import FILE, read_results
 
     if not (run.path / FILE).is_file():

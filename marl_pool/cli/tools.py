@@ -12,15 +12,15 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import printable
 
 PRESETS = ("suites", "experiments")
-"""Kinds that are files, not classes."""
+"""Kinds that are files instead of classes."""
 CHECK_SECONDS = 60.0
-"""Limit on the check of one rule, unless ``env_timeout`` is set."""
+"""Time limit of the check of each rule, unless ``env_timeout`` is set."""
 
 
 def list_registered(arguments: Namespace, overrides: list[str]) -> int:
-    """Print what is registered, of one kind or of all, or what one name stands for."""
+    """Print what is registered, of one kind or all, or what one name stands for."""
     if arguments.kind and arguments.kind not in KINDS:
-        raise names.unknown("registry", arguments.kind, KINDS)
+        raise names.unknown("kind", arguments.kind, KINDS)
     if arguments.name:
         print(_options(arguments.kind, arguments.name), end="")
         return 0
@@ -36,7 +36,7 @@ def list_registered(arguments: Namespace, overrides: list[str]) -> int:
 
 
 def check_env(arguments: Namespace, overrides: list[str]) -> int:
-    """Compare an environment with its contract, one line a finding."""
+    """Compare an environment with its contract, and print one line per rule."""
     for text in overrides:
         if not text.startswith(("env=", "env.", "+env.", "env_timeout=")):
             raise InputError(
@@ -51,15 +51,15 @@ def check_env(arguments: Namespace, overrides: list[str]) -> int:
         findings = check_env(**composed["env"])
     rules: dict[str, str] = {}
     for name, problem in findings.items():
-        # What ends an episode breaks many rules, for one reason.
+        # One problem can break many rules: describe it once.
         first = rules.setdefault(problem, name)
-        text = f"the same as of {first!r}" if first != name else problem
+        text = f"for the reason of {first!r}" if first != name else problem
         print(printable(f"failed  {name}: {text}" if problem else f"ok      {name}"))
     return 1 if any(findings.values()) else 0
 
 
 def _summaries(kind: str) -> list[tuple[str, str]]:
-    """Return each name of a kind with a line about it."""
+    """Return each name of a kind with its summary."""
     from marl_pool.config.sections import files_of, registry, summary_of, verbs_for
     from marl_pool.options.signatures import summary
     from marl_pool.pretrained import pretrained_names, pretrained_summary
@@ -123,7 +123,7 @@ def export(arguments: Namespace, overrides: list[str]) -> int:
     else:
         name, folder = standalone.name, standalone.folder
     modules, _ = load_modules(folder, plugins=arguments.plugin)
-    # A single policy has the file itself, several have files beside it.
+    # A single policy goes to the file itself, several go to files beside it.
     out = Path(arguments.out or f"{name}{SUFFIXES[arguments.to]}")
     for module, policy in modules.items():
         path = out.with_stem(f"{out.stem}-{module}") if len(modules) > 1 else out

@@ -1,4 +1,4 @@
-"""Verbs that make runs, and the one that resumes them."""
+"""Verbs that create runs, and the one that resumes them."""
 
 import difflib
 import shlex
@@ -28,7 +28,7 @@ UNFINISHED = 75
 
 
 def train(arguments: Namespace, overrides: list[str]) -> int:
-    """Train a new run by its verb; of a fit, perhaps only estimate the cost."""
+    """Train a new run; in the dry run of a fit, only estimate its cost."""
     verb = arguments.verb
     config = common.composed(arguments, overrides)
     if config is None:
@@ -48,7 +48,7 @@ def train(arguments: Namespace, overrides: list[str]) -> int:
 
         if arguments.run_dir is None:
             raise InputError(
-                "--or-resume: expected the folder of the run by --run-dir DIR"
+                "--or-resume: expected --run-dir DIR, the folder of the run"
             )
         if run_to_resume := begun(Path(arguments.run_dir), verb, config):
             status = _continue(run_to_resume, config)
@@ -59,12 +59,12 @@ def train(arguments: Namespace, overrides: list[str]) -> int:
 
 
 def sweep(arguments: Namespace, overrides: list[str]) -> int:
-    """Run every trial of a grid, or estimate their cost."""
+    """Run every trial of a grid or search; in a dry run, estimate their cost."""
     overrides += common.flags_as_keys(arguments)
     from marl_pool import config
     from marl_pool.runs.sweep import Sweep, default_path
 
-    # Compose and check all trials, which finds mistakes in any of them.
+    # Compose and check all trials, so that a mistake in any of them shows at once.
     verb, folder = arguments.trained_by, arguments.config_dir
     make_plan = config.plan_search if arguments.search else config.plan_sweep
     plan = make_plan(overrides, folder, verb)
@@ -82,11 +82,11 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     label = (first.get("env") or first["task"])["name"].rpartition(":")[2]
     path = arguments.sweep_dir or default_path(label)
     if arguments.or_resume and arguments.sweep_dir is None:
-        raise InputError("--or-resume: expected the folder of the sweep by --sweep-dir")
+        raise InputError("--or-resume: expected --sweep-dir DIR, the sweep's folder")
     if arguments.or_resume and not arguments.dry_run:
         from marl_pool.runs.mirrored import restore_sweep
 
-        # On an empty disk the sweep comes from its mirror.
+        # Without a folder, the sweep is restored from its mirror.
         restore_sweep(Path(path), first.get("storage"))
     if arguments.or_resume and Sweep.is_at(path):
         old_sweep = _same_sweep(Sweep.open(path), plan, verb)
@@ -165,7 +165,7 @@ def _run_sweep(
         f"marl-pool ls {path}",
         *(f"marl-pool {verb} {path}/{TRIALS}/*" for verb in reads),
     )
-    # A trial that its time limit ended needs another try.
+    # A trial that its time limit ended has to be resumed.
     ended = stopped_early(sweep.proposals())
     tried = [trial for trial in plan.trials if trial.name not in ended]
     runs = map(sweep.run, tried if or_resume else [])
@@ -181,7 +181,7 @@ def resume(arguments: Namespace, overrides: list[str]) -> int:
     if is_url(arguments.run or "") and not is_hub(arguments.run):
         from marl_pool.runs.mirrored import restore_from
 
-        # The run is mirrored where it comes from.
+        # Mirror the run to where it comes from.
         url = arguments.run.rstrip("/")
         arguments.run, storage = str(restore_from(url)), url.rpartition("/")[0]
         overrides = [*overrides, common.as_key("storage", storage)]
@@ -207,7 +207,7 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
     _validate_keys(job.controls, overrides)
     with trust(allowed(), run.path, config=run.config):
         with common.naming_file(run.path / CONFIG):
-            # Complete a configuration that an earlier version wrote: `Job` reads it.
+            # Complete a configuration from an earlier version, since `Job` reads it.
             complete = check(run.verb, run.config)
             _validate_same_network(run.config, complete)
         run.config = complete
@@ -216,14 +216,14 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
 
 
 def _continue(run: "Run", config: dict[str, Any]) -> int:
-    """Train a run from its newest checkpoint on."""
+    """Continue a run from its newest checkpoint."""
     # A raised limit adds training; otherwise the run may be complete.
     if _is_finished(run, config):
         run.recover()
         job = _job(run.verb)
         amount = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
         print(f"{run.path}: {amount} are done; nothing to do")
-        # Send what its mirror lacks.
+        # Upload what its mirror lacks.
         storage = config.get("storage")
         if storage is None:
             return 0
@@ -252,10 +252,10 @@ def _mirror_status(problem: str) -> int:
 def _validate_same_network(
     stored: Mapping[str, Any], complete: Mapping[str, Any]
 ) -> None:
-    """Reject a network whose options an earlier version did not have.
+    """Reject a network with options that an earlier version did not have.
 
     The checkpoint's weights may still fit today's defaults, and training would silently
-    continue as another network.
+    continue with another network.
     """
     for section in ("policy", "encoder", "pooling"):
         old, new = stored.get(section), complete.get(section)
@@ -285,7 +285,7 @@ def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
 
 
 def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:
-    """Reject keys that a resumed run or sweep cannot change any more."""
+    """Reject keys that a resumed run or sweep can no longer change."""
     from marl_pool.config import parse
 
     for text in overrides:
@@ -322,8 +322,8 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
     # A time limit ends a run early, and a resume continues it.
     limit = config.get("time_limit")
     if limit is not None and not _is_finished(run, config):
-        way = common.resume_command(run.path, config)
-        print_line(f"time_limit is over; resume with: {way}")
+        command = common.resume_command(run.path, config)
+        print_line(f"time_limit is over; resume with: {command}")
     # Print what exists: a fit has results in place of a policy.
     results = [run.path / job.result] if job.result else []
     paths = (run.metrics_path, run.policy_dir, *results)
@@ -332,5 +332,5 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
 
     result = f"best {run.best}; " if run.best else ""
     print(f"{result}took {duration(time.monotonic() - began)}", file=sys.stderr)
-    common.print_next(*common.following(run))
+    common.print_next(*common.next_commands(run))
     return _mirror_status(problem)

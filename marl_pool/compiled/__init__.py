@@ -1,7 +1,7 @@
 """The compiled kernel in torch's place: policies and networks that call it.
 
-Networks and policies are plain torch. Who computes many steps with one asks once, by
-`compile`, for its compiled counterpart.
+Networks and policies are plain torch. Code that computes many steps with one calls
+`compile` once, for its compiled counterpart.
 """
 
 from typing import Any, TypeVar
@@ -21,10 +21,10 @@ Module = TypeVar("Module", bound=nn.Module)
 def compile(module: Module) -> Module:
     """Return a policy or set network that computes the same by the compiled kernel.
 
-    It has the parameters, buffers and mode of the original, so an optimizer's step,
-    `load_state_dict`, `to`, `train` or `eval` of either one counts for both. Modules,
-    options and hooks are looked at here alone: compile again after changing those.
-    In each call torch computes what the kernel does not, as under autocast, in
+    It shares the parameters, buffers and mode of the original, so an optimizer's step,
+    `load_state_dict`, `to`, `train` or `eval` of either one affects both. Modules,
+    options and hooks are inspected only here: compile again after changing those. In
+    each call torch computes what the kernel does not, such as under autocast, in
     `torch.compile` or within ``use_kernels("torch")``.
 
     Example:
@@ -36,9 +36,9 @@ def compile(module: Module) -> Module:
 
     Returns:
         A `CompiledTokenPolicy` or `CompiledSetNetwork`, with the module as its
-        ``original``; or the module itself where the kernel computes nothing of it: a
-        subclass, a module with hooks, another encoder and whatever else
-        docs/kernels.md names.
+        ``original``; or the module itself if the kernel computes nothing of it: a
+        subclass, a module with hooks, another encoder and whatever else docs/kernels.md
+        names.
 
     Raises:
         InputError: anything but a module.
@@ -54,7 +54,7 @@ def compile(module: Module) -> Module:
 
 
 def compile_parts(module: Module) -> Module:
-    """Like `compile`, and replace set networks within a module of the caller's own."""
+    """Compile a module, after replacing the set networks inside it in place."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if type(child) is SetNetwork:

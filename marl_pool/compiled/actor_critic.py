@@ -65,7 +65,7 @@ class ActorCritic:
     def gather_weights(self) -> tuple[Weights, Weights, Weights]:
         """Return the weights of network, action and value head, to be read many times.
 
-        They share the parameters' memory, and keep it if a parameter is given another.
+        They share the parameters' memory, and keep it if a parameter's is replaced.
         """
         dim, detach = self.network.sizes.dim, Tensor.detach
         shapes = parameter_shapes(self.network.sizes)

@@ -31,7 +31,7 @@ def chosen_kernels() -> Kernels:
 
 @contextmanager
 def use_kernels(choice: Kernels, device: str = "cpu") -> Iterator[None]:
-    """Choose kernels within the context, also for processes that it starts.
+    """Choose kernels within the context, and for processes started in it.
 
     Args:
         choice: "torch"; "native", which is an error without a compiled kernel; "auto"
@@ -69,7 +69,7 @@ def has_kernel(device: str) -> bool:
 
 
 def describe_kernels(device: str = "cpu") -> str:
-    """Say in a few words what computes narrow networks on a device, for logs."""
+    """Describe in a few words what computes narrow networks on a device, for logs."""
     if chosen_kernels() == "torch":
         return "torch"
     if device != "cpu":

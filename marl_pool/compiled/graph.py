@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 MOST_STEPS = 16
-"""Steps in a graph. A graph of more would save nothing, and take longer to capture."""
+"""Most steps in a graph. More would save nothing, and take longer to capture."""
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
-"""Capture what a function does with tensors; the result does it again."""
+"""Capture what a function does with tensors; the result repeats it."""
 
 
 def capture_on(device: torch.device) -> Capture:
-    """Return how to capture on a GPU, after two runs that prepare what is cached.
+    """Return a `Capture` on a GPU, which runs the function twice first, to fill caches.
 
     Capturing raises a RuntimeError if the function waits for the device, which a graph
     cannot.
@@ -64,7 +64,7 @@ class StepGraph:
     rollout's state in fixed tensors, to the next state in the same tensors.
 
     Args:
-        capture: how to capture.
+        capture: such as from `capture_on`.
         load: sets the state of the rollout, a pytree.
         play: takes the steps; returns what it recorded, a pytree, and the next state.
         state: a state of the rollout.

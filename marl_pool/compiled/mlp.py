@@ -12,7 +12,7 @@ from typing_extensions import override
 from marl_pool.compiled.actor_critic import Head
 from marl_pool.compiled.module import (
     PRECISE,
-    Twin,
+    SharedModule,
     compute,
     have_shapes,
     is_plain,
@@ -23,7 +23,7 @@ from marl_pool.compiled.module import (
 from marl_pool.compiled.native import call as kernel
 
 
-class CompiledMLP(Twin, nn.Sequential):
+class CompiledMLP(SharedModule, nn.Sequential):
     """Linear layers with an activation between them, computed in one call.
 
     Made by `compile_mlp`. Shapes: ``(*B, inputs)`` to ``(*B, outputs)``.
@@ -55,7 +55,7 @@ class CompiledMLP(Twin, nn.Sequential):
     def head(self, weights: kernel.Weights | None = None) -> Head:
         """Return what the kernel of a whole policy reads.
 
-        ``weights`` are those gathered before; None for the present ones.
+        ``weights`` were gathered earlier; None for the current ones.
         """
         return Head(self.activation, weights or tensors_of(self.weights))
 
@@ -98,17 +98,14 @@ class _MlpCall:
     ) -> list[Tensor | None]:
         values, *parameters = inputs
         flat = values.new_empty(sum(map(torch.numel, parameters)))
-        input_gradient = (
-            values.new_empty(values.shape) if for_first else None
-        )  # contiguous
+        # Contiguous, unlike what `empty_like` returns.
+        input_gradient = values.new_empty(values.shape) if for_first else None
         gradient = gradient.contiguous()
         shape = (*values.shape[:-1], len(parameters[-1]))
         kernel.require_memory(gradient, "gradient", shape, values.dtype)
         self._call(values, parameters, (None, gradient, flat, input_gradient))
-        return [
-            input_gradient,
-            *torch._utils._unflatten_dense_tensors(flat, parameters),
-        ]
+        parts = torch._utils._unflatten_dense_tensors(flat, parameters)
+        return [input_gradient, *parts]
 
     def _call(
         self,
@@ -118,8 +115,8 @@ class _MlpCall:
     ) -> None:
         """Check the arguments, then pass their pointers.
 
-        ``results`` are memory of the result, the gradient by it, and memory of those by
-        the parameters and by the values; None for what is not computed.
+        ``results`` are memory for the result, its gradient, and memory for the
+        gradients of parameters and of values; None for what is not computed.
         """
         *batch, inputs = values.shape
         # Keep the copies until the kernel has read them.

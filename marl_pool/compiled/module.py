@@ -1,4 +1,4 @@
-"""Modules in whose place the kernel may compute, and autograd's view of its calls."""
+"""Modules that the kernel may compute, and its calls as functions of autograd."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 _OPTIONS = {"approximate": "none", "eps": 1e-5, "max_norm": None, "padding_idx": None}
-"""Options of torch's layers for which there is one value in the kernel."""
+"""Options of torch's layers for which the kernel supports only one value."""
 
 Weight = tuple[nn.Module, str]
 """A parameter, as its module and its name there."""
@@ -32,7 +32,7 @@ def may_run(device: str = "cpu") -> bool:
 
     ``device`` is a type, cpu or cuda.
     """
-    # A compiler must not meet the rest.
+    # Compilers must not trace the rest.
     if is_transformed() or chosen_kernels() == "torch":
         return False
     if device not in ("cpu", "cuda") or (device == "cpu" and library() is None):
@@ -53,7 +53,7 @@ def is_plain(module: nn.Module) -> bool:
 def have_shapes(weights: Sequence[Weight], shapes: Sequence[Sequence[int]]) -> bool:
     """Return True if all weights are plain parameters, dense and of these shapes.
 
-    Pruning and parametrizations take parameters away.
+    Pruning and parametrizations remove parameters.
     """
     parameters = [module._parameters.get(name) for module, name in weights]
     return [
@@ -86,11 +86,11 @@ def _set(weights: Sequence[Weight], tensors: Sequence[Tensor]) -> None:
         module._parameters[name] = cast(nn.Parameter, tensor)
 
 
-class Twin(nn.Module):
-    """A module with the parameters, buffers, modules and mode of its original.
+class SharedModule(nn.Module):
+    """A module that shares parameters, buffers, modules and mode with its original.
 
     Args:
-        original: a module of the next class in the order of inheritance.
+        original: a module of the next class in the method resolution order.
     """
 
     original: nn.Module
@@ -118,14 +118,14 @@ class NativeCall(Protocol):
     def gradients(
         self, inputs: Sequence[Tensor], gradient: Tensor, for_first: bool
     ) -> Sequence[Tensor | None]:
-        """Return the gradient by each input, by the first one if it is asked for."""
+        """Return the gradient of each input; the first one's only if ``for_first``."""
 
     def in_torch(self, *inputs: Tensor) -> Tensor:
-        """Compute the same by torch's operations."""
+        """Compute the same with torch's operations."""
 
 
 def compute(call: NativeCall, *inputs: Tensor) -> Tensor:
-    """Run a call, so that autograd knows its gradient."""
+    """Run a call that autograd can differentiate."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         return _Function.apply(call, *inputs)
     return call.run(*inputs)

@@ -11,7 +11,7 @@ from typing_extensions import override
 from marl_pool.compiled.cuda import call as cuda
 from marl_pool.compiled.module import (
     PRECISE,
-    Twin,
+    SharedModule,
     Weight,
     compute,
     have_shapes,
@@ -53,10 +53,10 @@ _POOLINGS: dict[type[nn.Module], str] = {
 }
 
 
-class CompiledSetNetwork(Twin, SetNetwork):
+class CompiledSetNetwork(SharedModule, SetNetwork):
     """A set network of which the kernel computes all, or all but the pooling head.
 
-    Made by `compile_network`; where the kernel does not compute a call, torch does.
+    Made by `compile_network`; if the kernel does not compute a call, torch does.
     """
 
     def __init__(
@@ -92,11 +92,10 @@ class CompiledSetNetwork(Twin, SetNetwork):
     def inputs(
         self, tokens: Tokens, weights: Weights | None = None
     ) -> NetworkInputs | None:
-        """Return the kernel's arguments for `forward`, within a call of more.
+        """Return the kernel's arguments for `forward`, as a part of a larger call.
 
-        ``weights`` are those gathered before; None for the present ones.
-
-        None where the kernel does not compute the embedding, too, or on a GPU.
+        None if the kernel does not compute the embedding too, or on a GPU. ``weights``
+        were gathered earlier; None for the current ones.
         """
         plan = self.whole
         if plan is None or not plan.embeds or not tokens.features.is_cpu:
@@ -150,7 +149,7 @@ class NetworkPlan:
     ) -> "NetworkPlan | None":
         """Plan the call for the parts of a `SetNetwork`, up to the encoder's vectors.
 
-        With ``pooled``, the call computes the head's result, too. If the embedding does
+        With ``pooled``, the call computes the head's result too. If the embedding does
         not qualify, torch computes it.
 
         Returns:
@@ -160,18 +159,18 @@ class NetworkPlan:
             return None
         if not (_is_known_pooling(pooling) if pooled else not pooling.extra_tokens):
             return None
-        known = cast(TransformerEncoder, encoder)
-        plan = cls(embedding, known, pooling if pooled else None)
+        transformer = cast(TransformerEncoder, encoder)
+        plan = cls(embedding, transformer, pooling if pooled else None)
         has_shapes = have_shapes(plan.weights, parameter_shapes(plan.sizes))
         return plan if has_shapes else None
 
     def fits(self, tokens: Tokens) -> bool:
         """Return True if the kernel computes what torch would for batch ``(B,)``."""
         features, types, padding = tokens[:3]
-        # A compiler must not meet the rest.
+        # Compilers must not trace the rest.
         if not may_run(features.device.type):
             return False
-        # A library may put plain tensors in the place of all parameters.
+        # A library may replace all parameters by plain tensors.
         module, name = self.weights[0]
         if (weight := module._parameters.get(name)) is None:
             return False
@@ -247,26 +246,19 @@ class _NetworkCall:
     seed: int
 
     def run(self, *inputs: Tensor) -> Tensor:
-        network_inputs = self._given(inputs)
-        return (
-            kernel.run(network_inputs)
-            if network_inputs.values.is_cpu
-            else cuda.run(network_inputs)
-        )
+        run = kernel.run if inputs[0].is_cpu else cuda.run
+        return run(self._inputs(inputs))
 
     def gradients(
         self, inputs: Sequence[Tensor], gradient: Tensor, for_first: bool
     ) -> list[Tensor | None]:
-        network_inputs = self._given(inputs)
-        differentiate = (
-            kernel.gradients if network_inputs.values.is_cpu else cuda.gradients
-        )
+        differentiate = kernel.gradients if inputs[0].is_cpu else cuda.gradients
         value_gradient, parameter_gradients = differentiate(
-            network_inputs, gradient, for_values=for_first
+            self._inputs(inputs), gradient, for_values=for_first
         )
         return [value_gradient, None, None, *parameter_gradients]
 
-    def _given(self, inputs: Sequence[Tensor]) -> NetworkInputs:
+    def _inputs(self, inputs: Sequence[Tensor]) -> NetworkInputs:
         values, types, padding, *parameters = inputs
         tensors = (values, types, padding, parameters)
         return NetworkInputs(self.plan.sizes, *tensors, self.dropout, self.seed)

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from marl_pool.compiled.actor_critic import ActorCritic, run_actor_critic
 from marl_pool.compiled.mlp import CompiledMLP, compile_mlp
-from marl_pool.compiled.module import Twin, is_plain
+from marl_pool.compiled.module import SharedModule, is_plain
 from marl_pool.compiled.native.call import Weights
 from marl_pool.compiled.network import CompiledSetNetwork, compile_network
 from marl_pool.policies.base import SpecifiedPolicy, State
@@ -18,11 +18,11 @@ from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Tokens
 
 
-class CompiledTokenPolicy(Twin, TokenPolicy):
-    """A policy that acts by one call of the kernel, or as far as it qualifies.
+class CompiledTokenPolicy(SharedModule, TokenPolicy):
+    """A policy that acts by one call of the kernel, as far as it qualifies.
 
-    Networks and heads have their compiled counterparts, which are called one by one
-    where a gradient is recorded, and where a part of the policy is left to torch.
+    Networks and heads have their compiled counterparts, which are called one by one if
+    a gradient is recorded, or if a part of the policy is left to torch.
     """
 
     def __init__(self, original: TokenPolicy) -> None:
@@ -39,9 +39,9 @@ class CompiledTokenPolicy(Twin, TokenPolicy):
         self._weights: tuple[Weights, Weights, Weights] | None = None
 
     def fixed(self) -> "CompiledTokenPolicy":
-        """Return the policy for a stretch of calls in which no weight changes.
+        """Return a copy for a series of calls in which no weight changes.
 
-        It reads where the weights lie in its first call alone, and does not notice if
+        It reads the weights' addresses only in its first call, and does not notice if
         they change.
         """
         policy = copy(self)
@@ -66,8 +66,8 @@ class CompiledTokenPolicy(Twin, TokenPolicy):
     def actor_critic(self, tokens: Tokens) -> ActorCritic | None:
         """Return the policy on tokens of batch ``(B,)``, as the kernel reads it.
 
-        None where something is left to torch: a part of the network or of a head, a
-        second network, or the selection of tokens.
+        None if something is left to torch: a part of the network or of a head, a second
+        network, or the selection of tokens.
         """
         network, action, value = self.network, self.action_head, self.value_head
         if (
@@ -98,7 +98,7 @@ class CompiledTokenPolicy(Twin, TokenPolicy):
     def pools(self, tokens: Tokens, *, encoder: bool = False) -> bool:
         """Return True if the kernel pools tokens of batch ``(B,)``.
 
-        With ``encoder``, it may compute the encoders alone, as it does where tokens are
+        With ``encoder``, it may compute only the encoders, as it does if tokens are
         selected.
         """
         return (self.key is None or encoder) and all(

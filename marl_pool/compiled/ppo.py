@@ -33,7 +33,7 @@ class _Loss(ctypes.Structure):
         ("sizes", ctypes.POINTER(ctypes.c_int32)),
         *fields(ctypes.c_double, "clip value_coeff value_clip entropy_coeff kl_coeff"),
         *fields(ctypes.c_void_p, "logits values actions log_probs old_logits"),
-        *fields(ctypes.c_void_p, "advantages targets for_logits for_values"),
+        *fields(ctypes.c_void_p, "advantages targets logits_gradient values_gradient"),
     )
 
 
@@ -107,7 +107,7 @@ class RecordedSteps:
 def ppo_loss(
     coefficients: Coefficients, recorded: RecordedSteps, logits: Tensor, values: Tensor
 ) -> Tensor:
-    """Return the mean loss, a scalar, with a gradient by ``logits`` and ``values``.
+    """Return the mean loss, a scalar, differentiable in ``logits`` and ``values``.
 
     Args:
         coefficients: coefficients of the terms.
@@ -137,22 +137,22 @@ class _LossFunction(torch.autograd.Function):
         recorded = recorded.contiguous()
         rows, width = logits.shape
         memory = logits.new_empty(rows * (width + 1) + 1)
-        for_logits, for_values, loss = memory.split([rows * width, rows, 1])
+        logits_gradient, values_gradient, loss = memory.split([rows * width, rows, 1])
         columns = _loss_argument(
-            coefficients, recorded, logits, values, for_logits, for_values
+            coefficients, recorded, logits, values, logits_gradient, values_gradient
         )
         compute = entry("ppo_loss", logits.dtype)
         compute.restype = ctypes.c_bool
         if not compute(ctypes.byref(columns), pointer(loss)):
             raise _unknown_action(recorded.sizes)
-        ctx.save_for_backward(for_logits.view_as(logits), for_values)
+        ctx.save_for_backward(logits_gradient.view_as(logits), values_gradient)
         return loss.view(())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        for_logits, for_values = ctx.saved_tensors
-        return None, None, gradient * for_logits, gradient * for_values
+        logits_gradient, values_gradient = ctx.saved_tensors
+        return None, None, gradient * logits_gradient, gradient * values_gradient
 
 
 def _loss_argument(
@@ -160,12 +160,12 @@ def _loss_argument(
     recorded: RecordedSteps,
     logits: Tensor,
     values: Tensor,
-    for_logits: Tensor,
-    for_values: Tensor,
+    logits_gradient: Tensor,
+    values_gradient: Tensor,
 ) -> _Loss:
     """Check the columns, which have to be contiguous, and return their pointers.
 
-    The gradients by logits and values need memory for B · L and B numbers.
+    The memory for the gradients of logits and values has B · L and B numbers.
     """
     rows, width = logits.shape
     sizes, dtype = recorded.sizes, logits.dtype
@@ -183,8 +183,8 @@ def _loss_argument(
         "recorded logits": (recorded.logits, (rows, width)),
         "advantages": (recorded.advantages, (rows,)),
         "targets": (recorded.targets, (rows,)),
-        "memory of the logits' gradient": (for_logits, (rows * width,)),
-        "memory of the values' gradient": (for_values, (rows,)),
+        "memory of the logits' gradient": (logits_gradient, (rows * width,)),
+        "memory of the values' gradient": (values_gradient, (rows,)),
     }
     for name, (column, shape) in columns.items():
         expected = torch.int64 if discrete and name == "actions" else dtype
@@ -208,12 +208,13 @@ class _Results(ctypes.Structure):
     """``Results`` of ppo_gradient.hpp."""
 
     _fields_ = (
-        *fields(ctypes.c_void_p, "for_network for_action for_value losses loss"),
+        *fields(ctypes.c_void_p, "network_gradients action_gradients value_gradients"),
+        *fields(ctypes.c_void_p, "losses loss"),
     )
 
 
 def without_value(policy: ActorCritic) -> ActorCritic:
-    """Return the policy with 0 for its value, by weights whose gradient is not read."""
+    """Return the policy with a value of 0, from weights whose gradient is not read."""
     weight = policy.network.values.new_zeros(1, policy.network.sizes.dim)
     bias = weight.new_zeros(1)
     weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
@@ -253,18 +254,18 @@ def ppo_gradient(
         MemoryError: there is no memory for the call.
     """
     require(recorded.fits(policy.network.values), "columns of the values' dtype")
-    # Memory of the results: logits and values with their gradients, and the losses of
-    # the rows with their mean.
+    # Memory for the results: logits and values with their gradients, and the rows'
+    # losses with their mean.
     rows, width = policy.network.values.shape[0], policy.num_logits
     memory = policy.network.values.new_empty(rows * (2 * width + 3) + 1)
-    logits, for_logits, values, for_values, losses, loss = memory.split(
+    logits, logits_gradient, values, values_gradient, losses, loss = memory.split(
         [rows * width, rows * width, rows, rows, rows, 1]
     )
     logits = logits.view(rows, width)
     # Keep copies and arrays of pointers until the kernel has read them.
     recorded = recorded.contiguous()
     columns = _loss_argument(
-        coefficients, recorded, logits, values, for_logits, for_values
+        coefficients, recorded, logits, values, logits_gradient, values_gradient
     )
     parts = (policy.network, policy.action, policy.value)
     arrays = [pointers(_gradients(part.parameters)) for part in parts]

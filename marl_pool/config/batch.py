@@ -1,4 +1,4 @@
-"""The batch of PPO, fitted to the agents where the user did not set its size."""
+"""The batch of PPO, fitted to the agents if the user did not set its size."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ def fit_batch(
     overrides: Sequence[str | Override],
     config_dir: str | Path | None = None,
 ) -> tuple[Config, list[str]]:
-    """Round up a batch size that only defaults and presets of the package set.
+    """Round up a batch size that only the package's defaults or presets have set.
 
     Args:
         verb: what ``config`` was composed for.
@@ -47,8 +47,11 @@ def fit_batch(
     batch = origin_of(BATCH)
     if not batch.option:
         return fitted, lines
+    from marl_pool.envs.description import describe_env  # loads torch
+
     try:
-        unit = _unit(config)
+        run_config = TrainConfig.from_plain(config)
+        unit = run_config.batch_unit(describe_env(run_config.env))
     except InputError:
         return fitted, lines
     if unit and (shortfall := -sizes["batch_size"] % unit):
@@ -58,10 +61,3 @@ def fit_batch(
             f"a multiple of {unit} (ppo.num_envs × runners × agents that learn)"
         )
     return fitted, lines
-
-
-def _unit(config: Mapping[str, Any]) -> int:
-    from marl_pool.envs.description import describe_env  # loads torch
-
-    run_config = TrainConfig.from_plain(config)
-    return run_config.batch_unit(describe_env(run_config.env))

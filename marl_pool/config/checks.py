@@ -1,7 +1,7 @@
 """Check a composed configuration against the signatures of what it configures.
 
-The signature is the schema: a key is right if the constructor has such a parameter,
-and its value if it fits the annotation.
+The signature is the schema: a key is right if the constructor has such a parameter, and
+its value is right if it fits the annotation.
 """
 
 import difflib
@@ -52,7 +52,6 @@ def check(
             with the full key.
     """
     kind, top_level = VERBS[verb], dict(config)
-    # Check the sections, each against its class.
     checked: dict[str, Any] = {
         name: check_section(name, top_level.pop(name, None), kind.section(name))
         for name in kind.sections
@@ -121,7 +120,7 @@ def _check_transfer(where: str, entry: Any) -> dict[str, Any]:
     for key in checked["env"]:
         if key in group.context:
             raise InputError(
-                f"{where}.env.{key}: expected an option of the env's own, got {key!r}"
+                f"{where}.env.{key}: expected an option of the env itself, got {key!r}"
             )
         # Other unknown keys may belong to a plug-in; an env that lacks one gives a row
         # without numbers.
@@ -183,7 +182,7 @@ def check_group(
             values[part] = {"name": values[part]}
     checked = check_options(where, values, options, cls)
     for part, group_name in group.parts.items():
-        if checked.get(part) is not None:  # some classes do without, by null
+        if checked.get(part) is not None:  # null, where a class needs none
             leader = checked.get(group.leaders.get(part, "")) or {}
             checked[part] = check_group(
                 f"{where}.{part}",
@@ -197,7 +196,7 @@ def check_group(
 def _with_followed(config: Any, group: Group, leader: Mapping[str, Any]) -> Any:
     """Give a part the options in which it follows another, unless they are set."""
     name = str(config.get("name")) if isinstance(config, Mapping) else ""
-    if name not in group.names():  # which is reported later
+    if name not in group.names():  # reported later
         return config
     keys = group.follows.keys() & options_of(group.cls(name), group.context).keys()
     return {**{key: leader[key] for key in keys if key in leader}, **config}

@@ -1,7 +1,7 @@
 """Compose a configuration from signatures, YAML files and a user's overrides.
 
-Each verb has a file that names an option of each group. Presets choose other options
-and set keys; what the user types has the last word. An option holds the defaults of a
+Each verb names a default option for each group. Presets choose other options and set
+keys; what the user types takes precedence. An option holds the defaults of a
 constructor's signature, or the keys of a YAML file on top of the options that it names
 as ``defaults``. Any key is composed; the check that follows compares it with the
 signature.
@@ -94,7 +94,7 @@ def check_composed(
     overrides: Sequence[str | Override],
     config_dir: str | Path | None,
 ) -> Config:
-    """Check what `compose_only` returned; a message names the user's own files."""
+    """Check the result of `compose_only`; messages name the user's own files."""
     try:
         return check(verb, composed, overrides)
     except names.UntrustedError:
@@ -113,14 +113,16 @@ def compose_only(
     overrides: Sequence[str | Override] = (),
     config_dir: str | Path | None = None,
 ) -> Config:
-    """Compose without the check."""
+    """Compose without checking."""
     kind, folder = VERBS[verb], _folder(config_dir)
     parsed, choices = _read(verb, overrides, folder)
     # Settings and sections first, then the keys of presets and of the user.
     config = _defaults(kind.settings)
     for group, option in choices.items():
         if group not in kind.presets and option is not None:
-            config[group] = _section(verb, group, option, folder)
+            config[group] = {}
+            for content in _bases_first(verb, group, option, folder):
+                _merge(config[group], content)
     for group in kind.presets:
         if option := choices.get(group):
             for content in _bases_first(verb, group, option, folder):
@@ -165,7 +167,7 @@ def _fit_minibatch(
     overrides: Sequence[str | Override],
     config_dir: str | Path | None,
 ) -> None:
-    """Lower a minibatch that the user did not set to a smaller batch."""
+    """Limit a minibatch size that the user did not set to the batch size."""
     ppo = config.get("ppo")
     if not isinstance(ppo, dict):
         return
@@ -264,14 +266,6 @@ def _option(verb: str, override: Override, folder: Path | None) -> str:
     return value
 
 
-def _section(verb: str, group: str, option: str, folder: Path | None) -> Config:
-    """Return the keys of an option: of signature and files, or a class's name."""
-    section: Config = {}
-    for content in _bases_first(verb, group, option, folder):
-        _merge(section, content)
-    return section
-
-
 def _bases_first(
     verb: str, group: str, option: str, folder: Path | None
 ) -> Iterator[Config]:
@@ -294,7 +288,7 @@ def _options_of(group: str, option: str, folder: Path | None) -> Iterator[str]:
 
 
 def _content(verb: str, group: str, option: str, folder: Path | None) -> Config:
-    """Return the keys of an option alone: of its file, its signature, or its name."""
+    """Return an option's own keys: from its file, its signature, or its name."""
     files = files_of(group, folder)
     if option in files:
         return content_of(files[option])
@@ -337,9 +331,9 @@ def _merge(config: Config, content: Mapping[str, Any]) -> None:
             continue
         if isinstance(value, Mapping):
             section = config.get(key)
-            # A part may be given by its name alone.
-            named = {"name": section} if isinstance(section, str) else {}
-            config[key] = dict(section) if isinstance(section, Mapping) else named
+            if isinstance(section, str):  # a part given by its name alone
+                section = {"name": section}
+            config[key] = dict(section) if isinstance(section, Mapping) else {}
             _merge(config[key], value)
         else:
             config[key] = value
@@ -374,7 +368,7 @@ def _unresolved(verb: str, error: OmegaConfBaseException) -> InputError:
     match = re.search(r"(?:'|type )([^']+)", reason)
     name = match[1] if match else ""
     if isinstance(error, InterpolationKeyError):
-        actual = f"${{{name}}}, which is no key of {verb}"
+        actual = f"${{{name}}}, which is not a key of {verb}"
     elif isinstance(error, UnsupportedInterpolationType):
         actual = f"the unknown function {name} in ${{…}}"
     elif isinstance(error, MissingMandatoryValue | InterpolationToMissingValueError):
@@ -408,7 +402,7 @@ def _folder(config_dir: str | Path | None) -> Path | None:
     if not folder.is_dir():
         raise InputError(f"--config-dir: no such folder: {config_dir}")
     for file in _files(folder):
-        # One of the two would be chosen in silence.
+        # Otherwise one of the two would be chosen silently.
         place = file.relative_to(folder)
         group, *parts = place.with_suffix("").parts
         if "/".join(parts) in {*built_in(group), *files_of(group)}:

@@ -22,7 +22,7 @@ from marl_pool.config.sections import (
 )
 from marl_pool.options.names import resolve
 from marl_pool.options.plugins import load
-from marl_pool.options.signatures import describe, meanings, options_of
+from marl_pool.options.signatures import ANY_OTHER, describe, meanings, options_of
 
 YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
 
@@ -37,7 +37,6 @@ def commented(
         preset = group in kind.presets
         has_name = not preset and isinstance(kind.section(group), Group)
         plugin = " or package.module:Class" if has_name else ""
-        # Name the options of each group, then explain its section's.
         options = "|".join(options_for(verb, group, config_dir))
         notes[group] = [*notes.get(group, ()), f"# {group}={options}{plugin}"]
         if not preset and config.get(group):
@@ -57,6 +56,7 @@ def commented_options(kind: str, name: str) -> str:
     group = GROUPS.get(group_names.get(kind, kind.removesuffix("s")))
     options = options_of(cls, group.context if group else frozenset())
     notes, lines = dict(explanations(cls)), _comment(_summary(cls))
+    options.pop(ANY_OTHER, None)
     for key, option in options.items():
         default = to_jsonable_python(option.default, fallback=str)
         text = "???" if option.required else _flow(default)
@@ -102,10 +102,10 @@ def _summary(cls: type) -> str:
 
 
 def _comment(text: str) -> list[str]:
-    """Turn a docstring's text into lines of a comment, in YAML's words."""
+    """Turn a docstring's text into comment lines, with YAML's words for constants."""
     plain = re.sub(r"`{1,2}([^`]*)`{1,2}", r"\1", text).strip()
     plain = re.sub(r"\b(None|True|False)\b", lambda m: YAML_WORDS[m[0]], plain)
-    # Capitalise sentences, but no symbols or file names.
+    # Capitalise sentences, but not symbols or file names.
     if re.match(r"[a-z]{2,}\b(?![.:]\w)", plain) or plain.startswith("a "):
         plain = plain[0].upper() + plain[1:]
     lines = textwrap.wrap(plain, 84, break_long_words=False)

@@ -32,8 +32,8 @@ from marl_pool.utils.text import print_line
 
 STUDIES = {"train": "sweep", "fit": "sweep_fit"}
 """Primary configuration of a sweep, by the verb of its runs."""
-OWN = ("grid", "sweep")
-"""Keys of a sweep that its trials do not have."""
+SWEEP_KEYS = ("grid", "sweep")
+"""Keys of a sweep that its trials lack."""
 SET_BY = {"threads": "--cpus-per-trial", "resources.address": "--address"}
 """Keys of a trial that a sweep sets, and the flags that it sets them from."""
 SEARCH_ONLY = ("sweep.trials", "sweep.metric", "sweep.asha")
@@ -71,7 +71,7 @@ def plan_sweep(
             raise InputError(f"{key}: expected --search, got a grid")
     composed = compose_only(STUDIES[verb], fixed, config_dir)
     grid = _whole_grid(composed, fixed, swept, verb)
-    _validate_own(fixed, grid)
+    _validate_free(fixed, grid)
     fixed = [text for text in fixed if parse(text).key not in grid]
     return plan_grid(grid, fixed, config_dir, verb)
 
@@ -120,7 +120,7 @@ def plan_search(
     """
     fixed, space = _split(overrides, is_search=True)
     _validate_space(space)
-    _validate_own(fixed, space)
+    _validate_free(fixed, space)
     if grid := compose_only(STUDIES[verb], fixed, config_dir)["grid"]:
         raise InputError(f"grid: expected none with --search, got {show(grid)}")
     if not space:
@@ -141,7 +141,7 @@ def plan_space(
     _validate_space(space)
     settings, make = _composer(fixed, config_dir, verb)
     _validate_number("sweep.trials", settings.trials)
-    # Try each choice, and both ends of each range: a value between them is right, too.
+    # Try each choice and both ends of each range: values between them are valid too.
     first = {key: values[0] for key, (_, *values) in space.items()}
     combinations = [first]
     for key, (_, *values) in space.items():
@@ -157,18 +157,17 @@ def _composer(
 ) -> tuple[SweepSettings, MakeTrial]:
     """Return the settings of a sweep, and a function that composes its trials."""
     study = STUDIES[verb]
-    # Settings of the sweep itself apply to all trials.
     composed = compose_only(study, fixed, config_dir)
     plain = check_settings(SweepSettings, composed["sweep"], "sweep")
     settings = SweepSettings(**plain)
-    printed_lines = set[str]()  # what holds for many trials is said once
+    printed_lines = set[str]()  # what applies to many trials is printed once
 
     def make(name: str, values: Mapping[str, Any]) -> Trial:
         overrides = [Override(key, [value]) for key, value in values.items()]
         with naming(name):
             config = compose_only(study, [*fixed, *overrides], config_dir)
             # Remove the keys of the sweep from the trial's configuration.
-            for key in OWN:
+            for key in SWEEP_KEYS:
                 config.pop(key, None)
             config["threads"] = settings.cpus_per_trial
             typed: list[str | Override] = [*fixed, *overrides]
@@ -182,8 +181,8 @@ def _composer(
     return settings, make
 
 
-def _validate_own(fixed: Sequence[str], swept: Iterable[str]) -> None:
-    """Reject keys that the sweep itself sets."""
+def _validate_free(fixed: Sequence[str], swept: Iterable[str]) -> None:
+    """Reject keys that are not free, since the sweep sets them."""
     for key in (*swept, *(parse(text).key for text in fixed)):
         if key in SET_BY:
             raise InputError(f"{key}: a sweep sets it; use {SET_BY[key]}")
@@ -192,7 +191,7 @@ def _validate_own(fixed: Sequence[str], swept: Iterable[str]) -> None:
 def _split(
     overrides: Sequence[str], is_search: bool
 ) -> tuple[list[str], dict[str, list[Any]]]:
-    """Split overrides into those with one value, and values or ranges of the others.
+    """Split overrides into those with one value, and the swept keys' values or ranges.
 
     In a search several values, such as ``key=a,b``, are a choice.
     """
@@ -221,7 +220,7 @@ def _split(
 
 
 def _validate_space(space: Space) -> None:
-    """Reject ranges without values: of no kind, empty, or below 0 on a log scale."""
+    """Reject invalid ranges: of an unknown kind, empty, or with log of 0 or less."""
     for key, (kind, *values) in space.items():
         text = f"{kind}({', '.join(map(show, values))})"
         if kind == CHOICE:
@@ -264,7 +263,6 @@ def _whole_grid(
     single: Grid = {parse(text).key: [parse(text).value] for text in fixed}
     replacements: Grid = {key: single[key] for key in grid if key in single}
     full_grid: Grid = {**grid, **replacements, **swept}
-    # Reject what is no list of distinct values.
     for key, values in full_grid.items():
         if not isinstance(values, list) or not values:
             raise InputError(

@@ -39,14 +39,14 @@ class Section:
 
     Attributes:
         target: ``package.module:Class``.
-        context: constructor arguments that the program fills, not the configuration.
+        context: constructor arguments that the program sets, not the configuration.
     """
 
     target: str
     context: Set[str] = frozenset()
 
     def cls(self, name: str = "") -> type[Any]:
-        """Return the class; a section has no name."""
+        """Return the class; ``name`` is ignored."""
         return load(self.target)
 
 
@@ -57,13 +57,13 @@ class Group:
     Attributes:
         registry: ``module:DICT``, short name to ``package.module:Class``.
         base: ``module:Class`` that a plug-in must derive from.
-        context: constructor arguments that the program fills, not the configuration.
+        context: constructor arguments that the program sets, not the configuration.
         optional: whether the name `NONE` is allowed.
         parts: options that are ``{"name": …, **options}`` themselves, each with the
             config group whose names it takes.
-        follows: options that take their default from another section, each with the
+        follows: options that take their default from another section, each with its
             interpolation.
-        leaders: parts that follow another part in its place.
+        leaders: by part, another part that it follows instead of a section.
     """
 
     registry: str
@@ -158,7 +158,7 @@ SETTINGS = {
 }
 SECTIONS: dict[str, AnySection] = {**GROUPS, **SETTINGS}
 """By config group, where a verb has no special section."""
-DISPENSABLE = {
+OPTIONAL_PARTS = {
     part: replace(GROUPS[part], optional=True) for part in ("encoder", "pooling")
 }
 """Parts that some supervised tasks do without."""
@@ -170,7 +170,7 @@ DEFAULTS: dict[tuple[str, str], AnySection] = {
 }
 """By group and option: the sections whose options are the defaults of one class."""
 SIZES = "sizes"
-"""The preset that another two choose; see `compose`."""
+"""The preset that task and scale choose together; see `compose`."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +181,9 @@ class Verb:
         sections: keys of `SECTIONS`, each with the option that is chosen by default.
         settings: its other top-level keys.
         presets: config groups that leave no section behind, with default options. A
-            later one has the last word.
-        special_sections: sections that mean something else than in `SECTIONS`.
-        changes: sections that may be absent, or hold some keys only: they change the
+            later one takes precedence.
+        special_sections: sections that differ from those in `SECTIONS`.
+        changes: sections that may be absent or hold only some keys: they change the
             configuration of a run.
     """
 
@@ -232,7 +232,7 @@ FIT = Verb(
     FitRunSettings,
     # Sizes follow from task and scale.
     {"scale": "cpu", SIZES: None, "experiment": None},
-    DISPENSABLE,
+    OPTIONAL_PARTS,
 )
 EVOLVE = Verb(
     {
@@ -312,7 +312,7 @@ def _packaged() -> dict[str, dict[str, Path]]:
             group, *parts = file.relative_to(folder).with_suffix("").parts
             option, options = "/".join(parts), options_of_group.setdefault(group, {})
             if option in options:
-                raise InputError(f"{label}: {file}: there is {options[option]} already")
+                raise InputError(f"{label}: {file}: {options[option]} already exists")
             options[option] = file
     return options_of_group
 
@@ -330,7 +330,7 @@ def files_of(group: str, config_dir: Path | None = None) -> dict[str, Path]:
 def built_in(group: str) -> list[str]:
     """List the options of a group that come from signatures, not from YAML files."""
     options = {*GROUPS[group].names()} if group in GROUPS else set()
-    options |= {NONE} if group in DISPENSABLE else set()
+    options |= {NONE} if group in OPTIONAL_PARTS else set()
     return sorted(options | {option for owner, option in DEFAULTS if owner == group})
 
 
@@ -343,8 +343,8 @@ def options_for(verb: str, group: str, config_dir: Path | None = None) -> list[s
 def suits(verb: str, group: str, option: str, config_dir: Path | None = None) -> bool:
     """Return whether an option of a config group suits a verb.
 
-    An option with a ``name`` suits the verbs that construct a registered class from
-    its section, another the verbs that do not. A preset suits the verbs that have all
+    An option with a ``name`` suits the verbs that construct a registered class from its
+    section; one without, the verbs that do not. A preset suits the verbs that have all
     the groups and options that it chooses, and all the keys that it sets.
     """
     files = files_of(group, config_dir)
@@ -391,6 +391,12 @@ def unsuited(
         )
     if nested:
         return unsuited(verb, group, nested[0], config_dir)
+    if option.endswith((".yaml", ".yml")):
+        name = Path(option).stem
+        return InputError(
+            f"{group}: expected a name, got the file {option!r}; with --config-dir DIR "
+            f"{group}={name} is DIR/{group}/{name}.yaml"
+        )
     return names.unknown(group, option, choices)
 
 
@@ -416,7 +422,7 @@ def _preset_misfit(
     for group, value in choices:
         if group not in kind.config_groups:
             return f"expected groups of {typed(verb)}, got {group}={value}"
-        # Presets that choose each other would ask for each other's options for ever.
+        # Asking whether presets that choose each other suit would recurse forever.
         if group in kind.presets:
             options = sorted(files_of(group, config_dir))
         elif value is not None and suits(verb, group, value, config_dir):
@@ -440,8 +446,8 @@ def _option_suits(
     if len({isinstance(candidate, Group) for candidate in sections}) == 1:
         return True
     # An option names a class by itself or by what it builds on.
-    named = section if isinstance(section, Group) else GROUPS.get(group)
-    registered = named.names().keys() if named else set()
+    owner = section if isinstance(section, Group) else GROUPS.get(group)
+    registered = owner.names().keys() if owner else set()
     has_name = option in registered or any(
         "name" in content or {*bases_in(content)} & registered
         for content in _with_bases(option, files)

@@ -2,20 +2,23 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from typing_extensions import override
 
 from marl_pool.compiled.mlp import compile_mlp
 from marl_pool.compiled.network import CompiledSetNetwork, compile_network
 from marl_pool.kernels.functional import ACTIVATIONS, mlp
 from marl_pool.networks.set_network import SetNetwork, init_weights
+from marl_pool.options.construction import with_name
 from marl_pool.options.types import NamedOptions
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
+Result = TypeVar("Result", Tensor, tuple[Tensor, ...])
 PartOption = str | Mapping[str, Any] | None
 """Encoder or head: a name, ``{"name": …, **options}``, or None for the policy's."""
 
@@ -23,20 +26,20 @@ PartOption = str | Mapping[str, Any] | None
 class Critic(nn.Module):
     """Estimates the returns of the agents of a team, one value for each.
 
-    A team are the agents of one group in one environment. Learners and runners have a
-    critic beside the policy; neither the saved policy nor evaluation has one.
+    A team is the agents of one group in one environment. Learners and runners have a
+    critic besides the policy; neither the saved policy nor evaluation has one.
 
     Args:
         policy: the policy whose returns are estimated.
 
-    The policy's parameters are no parameters of the critic.
+    The policy's parameters are not parameters of the critic.
     """
 
     reads: ClassVar[Literal["own", "team", "state"]]
     """What one value depends on: the observation of the agent, all observations of
     the team, or the state of the environment."""
     shares_trunk: bool = False
-    """True if the critic reads what the policy's set network makes of a set."""
+    """True if the critic reads the output of the policy's set network."""
     _parts: tuple[Any, ...] = ()
     """Networks and heads as `compiled_parts` returned them."""
 
@@ -54,7 +57,7 @@ class Critic(nn.Module):
     def forward(
         self, tokens: Tokens, present: Tensor, pooled: Tensor | None = None
     ) -> Tensor:
-        """Return values ``(*B, agents)``, without a meaning for absent agents.
+        """Return values ``(*B, agents)``, meaningless for absent agents.
 
         Args:
             tokens: what the critic reads, batch ``(*B, agents)``.
@@ -76,26 +79,17 @@ class Critic(nn.Module):
 
     def _part(self, name: str, option: PartOption) -> NamedOptions:
         """Return the options of an encoder or a head; None stands for the policy's."""
-        if option is None:
-            part: NamedOptions = self.policy.config[name]
-            return part
-        return {"name": option} if isinstance(option, str) else option
+        part: NamedOptions = self.policy.network_options[name]
+        return part if option is None else with_name(option)
 
     def _network(
         self, spec: TokenSpec, encoder: PartOption, pooling: PartOption
     ) -> SetNetwork:
         """Build a set network whose other options are the policy's."""
-        config = self.policy.config
         head = self._part("pooling", pooling)
+        parts = {"encoder": self._part("encoder", encoder), "pooling": head}
         try:
-            network = SetNetwork(
-                spec,
-                encoder=self._part("encoder", encoder),
-                pooling=head,
-                type_embedding=config["type_embedding"],
-                input_activation=config["input_activation"],
-                init_std=config["init_std"],
-            )
+            network = SetNetwork(spec, **self.policy.network_options | parts)
         except InputError as error:
             inherited = pooling is None and encoder is not None
             if not (inherited and str(error).startswith("pooling")):
@@ -114,7 +108,7 @@ class Critic(nn.Module):
         """Build the layers from a vector to a value."""
         activation = ACTIVATIONS[self.policy.activation]
         head = mlp([dim, *hidden, 1], activation)
-        init_weights(head, self.policy.config["init_std"])
+        init_weights(head, self.policy.network_options["init_std"])
         return head
 
 
@@ -135,25 +129,34 @@ class OwnCritic(Critic):
 
 
 def of_present(
-    function: Callable[[Tokens], tuple[Tensor, ...]], tokens: Tokens, present: Tensor
-) -> tuple[Tensor, ...]:
+    function: Callable[[Tokens], Result], tokens: Tokens, present: Tensor
+) -> Result:
     """Compute the rows of agents that are present, and 0 for those of absent agents.
 
-    On a GPU, which would have to be waited for to count the agents, all rows are
-    computed, so that those of absent agents have no meaning.
+    On a GPU, where counting the agents would stall the queue, all rows are computed,
+    and the results of absent agents are meaningless.
 
     Args:
-        function: computes each row from its tokens alone.
-        tokens: batch ``(B,)``.
-        present: ``(B,)`` bool.
+        function: computes tensors, each row from its own tokens only.
+        tokens: batch ``(*B,)``.
+        present: ``(*B,)`` bool.
+
+    Returns:
+        The tensors of ``function`` as ``(*B, …)``.
     """
+    flat, is_present = tokens.flatten_batch(), present.flatten()
     if not present.is_cpu or present.all():
-        return function(tokens)
-    (rows,) = present.nonzero(as_tuple=True)
-    return tuple(
-        part.new_zeros(len(present), *part.shape[1:]).index_copy(0, rows, part)
-        for part in function(tokens.at(rows))
-    )
+        computed = function(flat)
+    else:
+        (rows,) = is_present.nonzero(as_tuple=True)
+
+        def scatter(part: Tensor) -> Tensor:
+            zeros = part.new_zeros(len(is_present), *part.shape[1:])
+            return zeros.index_copy(0, rows, part)
+
+        computed = tree_map(scatter, function(flat.at(rows)))
+    result: Result = tree_map(lambda part: part.unflatten(0, present.shape), computed)
+    return result
 
 
 def compiled_parts(*parts: nn.Module) -> tuple[Any, ...]:

@@ -50,8 +50,4 @@ class StateCritic(Critic):
         self, tokens: Tokens, present: Tensor, pooled: Tensor | None = None
     ) -> Tensor:
         network, value_head = self._parts
-        (values,) = of_present(
-            lambda rows: (value_head(network(rows)),),
-            *(tokens.flatten_batch(), present.flatten()),
-        )
-        return values.view(present.shape)
+        return of_present(lambda rows: value_head(network(rows))[:, 0], tokens, present)

@@ -30,8 +30,8 @@ class TeamCritic(Critic):
 
     An entity that several agents see is a token of each of them, relative to it; it is
     pooled within the agents that see it. In a flat union of all tokens, entities would
-    weigh by the number of their observers, and positions relative to different agents
-    would be mixed.
+    be weighted by the number of their observers, and positions relative to different
+    agents would be mixed.
 
     Source: Yu et al., The surprising effectiveness of PPO in cooperative multi-agent
     games (2022), https://arxiv.org/abs/2103.01955, whose critic concatenates the
@@ -41,7 +41,7 @@ class TeamCritic(Critic):
     divides by their number; no count enters here.
 
     Args:
-        num_agents: agents of the largest team, for heads whose size it determines.
+        num_agents: agents of the largest team, for heads whose size depends on it.
         seed: of the initial weights.
         encoder: of the critic's set networks: a name, or a mapping with a name and
             options; None for the policy's.
@@ -84,20 +84,16 @@ class TeamCritic(Critic):
         self, tokens: Tokens, present: Tensor, pooled: Tensor | None = None
     ) -> Tensor:
         agent_network, team_network, value_head = self._parts
-        agents = present.shape[-1]
         if pooled is None:
             # An absent agent may have no token, which not every head can pool.
             padding = tokens.padding & present[..., None]
-            shown = tokens._replace(padding=padding, action_mask=None)
-            (pooled,) = of_present(
-                lambda rows: (agent_network(rows),),
-                shown.flatten_batch(),
-                present.flatten(),
-            )
+            poolable = tokens._replace(padding=padding, action_mask=None)
+            pooled = of_present(agent_network, poolable, present)
+        agents = present.shape[-1]
         vectors = pooled.reshape(-1, agents, pooled.shape[-1])
         team = team_tokens(vectors, present.reshape(-1, agents))
-        (values,) = of_present(
-            lambda rows: (value_head(team_network(rows)),), team, present.flatten()
+        values: Tensor = of_present(
+            lambda rows: value_head(team_network(rows)), team, present.flatten()
         )
         return values.view(present.shape)
 
@@ -110,8 +106,8 @@ def team_tokens(vectors: Tensor, present: Tensor) -> Tokens:
         present: ``(B, agents)`` bool.
 
     Returns:
-        Tokens ``(B · agents, agents, D)``; the agent itself comes first, and is
-        no padding even where the agent is absent.
+        Tokens ``(B · agents, agents, D)``; the agent itself comes first, and is not
+        padding even if it is absent.
     """
     agents, device = vectors.shape[1], vectors.device
     numbers = torch.arange(agents, device=device)

@@ -22,8 +22,8 @@ class Encoder(nn.Module, ABC):
         dim: D, the width of the vectors in and out; None for the width of the tokens.
         permutation_equivariant: True if permuted vectors give the same results in the
             permuted order. Options may decide it, so ask the instance, not the class.
-        keeps_initial_weights: True if a policy must not initialize the weights again,
-            to N(0, init_std). Several layers without a residual connection need it: a
+        keeps_initial_weights: True if a policy must not re-initialize the weights from
+            N(0, init_std²). Several layers without a residual connection need it: a
             small standard deviation would make all vectors nearly equal.
     """
 
@@ -40,7 +40,7 @@ class Encoder(nn.Module, ABC):
         """Encode ``(B, N, D)`` to ``(B, N, D)``.
 
         Args:
-            x: the vectors, finite also under padding.
+            x: the vectors, finite even under padding.
             padding: ``(B, N)`` bool, True = ignore; None where nothing is padded.
         """
 
@@ -53,7 +53,7 @@ class IdentityEncoder(Encoder):
 
     Args:
         dim: D, the width that tokens are projected to; None for no projection: the
-            vectors are the tokens' features, images scaled to [0, 1], and the type
+            vectors are the tokens' features, bytes scaled to [0, 1], and the type
             embedding if the policy has one.
     """
 

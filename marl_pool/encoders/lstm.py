@@ -1,4 +1,4 @@
-"""Bidirectional LSTM over the vectors in their order, or sorted."""
+"""Bidirectional LSTM over the vectors in their given order, or sorted."""
 
 from collections.abc import Sequence
 
@@ -17,12 +17,12 @@ from marl_pool.tokens import Mask
 class LSTMEncoder(Encoder):
     """Bidirectional LSTM layers and a linear projection back to the width.
 
-    Padded slots are skipped. Unsorted, it is a control that depends on the order.
-    Sorted by the first feature, ties by the second, it is permutation equivariant,
+    Padded slots are skipped. Unsorted, it is a control that depends on the order. With
+    vectors sorted by the first feature, then the second, it is permutation equivariant,
     unless two vectors are equal in both.
 
     Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 4.1.2
-    (LSTM, LSTM (sorted)); there points are sorted, in a policy embedded tokens.
+    (LSTM, LSTM (sorted)); it sorts points, a policy sorts embedded tokens.
 
     Args:
         dim: D, the width of the vectors in and out.
@@ -54,7 +54,7 @@ class LSTMEncoder(Encoder):
     def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         if padding is None and not self.sort:
             return self.project(self._read(x, None))
-        # Bring the vectors in the order of reading, encode them, and put them back.
+        # Sort the vectors, encode them, and restore their order.
         order = self._order(x, padding)[..., None]
         sequence = x.gather(1, order.expand_as(x))
         if padding is not None:
@@ -63,9 +63,9 @@ class LSTMEncoder(Encoder):
         return torch.empty_like(encoded).scatter(1, order.expand_as(encoded), encoded)
 
     def _order(self, x: Tensor, padding: Mask) -> Tensor:
-        """Return indices ``(B, N)`` in the order of reading, padding last."""
+        """Return indices ``(B, N)`` in reading order, padding last."""
         order = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-        # Stable sorts, from the least to the most important key.
+        # Stable sorts, from the least to the most significant key.
         keys = [x[..., min(1, x.shape[-1] - 1)], x[..., 0]] if self.sort else []
         for key in [*keys, *([] if padding is None else [padding.byte()])]:
             order = order.gather(1, key.gather(1, order).argsort(dim=1, stable=True))
@@ -73,8 +73,8 @@ class LSTMEncoder(Encoder):
 
     def _read(self, sequence: Tensor, padding: Mask) -> Tensor:
         """Run all layers on ``(B, N, D)``, whose padded slots are last."""
-        # Packing needs lengths as numbers and at least one row, and vmap does not
-        # support `nn.LSTM`.
+        # Packing needs concrete lengths and at least one row, and vmap does not support
+        # `nn.LSTM`.
         compiling = torch.compiler.is_compiling()
         if (is_transformed() and not compiling) or sequence.shape[0] == 0:
             return self._read_stepwise(sequence, padding)
@@ -106,7 +106,7 @@ class LSTMEncoder(Encoder):
         self, x: Tensor, padding: Mask, weights: Sequence[Tensor], order: list[int]
     ) -> Tensor:
         weight_ih, weight_hh, bias_ih, bias_hh = weights
-        # The inputs' part of the gates is one product over all slots.
+        # The inputs' share of the gates is one product over all slots.
         on_input = linear(x, weight_ih, bias_ih)
         hidden = cell = x.new_zeros(x.shape[0], self.lstm.hidden_size)
         outputs = {}

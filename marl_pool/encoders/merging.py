@@ -65,7 +65,7 @@ class PairScores(nn.Module):
             self.head_weights = nn.Parameter(torch.full((num_heads,), 1 / num_heads))
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Score all pairs of ``x (B, T, D)``, with its keys or ``keys``."""
+        """Score all pairs of ``x (B, T, D)``, by its own keys or by ``keys``."""
         normed = self.norm(x)
         queries = self.to_query(normed)
         if self.to_key is not None:
@@ -112,7 +112,7 @@ class MergingLayer(nn.Module):
         policy: ``learned``; ``shared_keys``, with the refinement's keys, detached
             (A.3); ``heuristic``, the attention weights of the transformer block
             (section 4.3); ``random``, equal logits.
-        attention: have a transformer block and a refinement (section 4.4: without).
+        attention: include a transformer block and a refinement (section 4.4: neither).
         through_tokens: backpropagate the policy's gradient into the tokens. In the
             paper only the policy's own weights receive it.
     """
@@ -155,14 +155,12 @@ class MergingLayer(nn.Module):
         return x, logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def _logits(self, entered: Tensor, x: Tensor, padding: Mask) -> Tensor:
-        # A policy network scores the pairs.
         if self.policy is not None:
             keys = None
             if self.kind == "shared_keys":
                 assert self.refine is not None
                 keys = self.refine.keys(x).detach()
             return self.policy(x if self.through_tokens else x.detach(), keys)
-        # The random policy gives all pairs the same score.
         if self.kind == "random":
             return x.new_zeros(()).expand(*x.shape[:2], x.shape[1])
         # The heuristic scores a pair by the attention between its tokens.
@@ -181,13 +179,13 @@ class MergingLayer(nn.Module):
 class LearnedMergingEncoder(Encoder):
     r"""Repeated merging of pairs of tokens, chosen by a learned policy.
 
-    Each layer merges ⌊p T / 2⌋ pairs of the T tokens left, into
+    Each layer merges ⌊p T / 2⌋ pairs of the T remaining tokens, each pair into
 
     .. math::
         \frac{x_i + x_j}{2} + P(i, j) \cdot \mathrm{MLP}([x_i; x_j])
 
-    The pairs are the best by a softmax over all ordered pairs, chosen greedily, each
-    token at most once. P is the pair's probability among those left when it was chosen,
+    The pairs are chosen greedily by a softmax over all ordered pairs, each token at
+    most once. P is the pair's probability among those remaining when it was chosen,
     so the policy learns by plain gradients. Cross-attention to the tokens before the
     merge follows. All layers share their weights; an encoding of the depth is added.
     At the end each slot holds the vector of the token that it was merged into.
@@ -196,18 +194,18 @@ class LearnedMergingEncoder(Encoder):
     scaling by the probability. Differences from the source: nothing is sampled, not
     even in training, so that PPO's runner and learner agree; the mean is added, since
     one of T (T - 1) probabilities is small; the set keeps its size. Exact copies of a
-    token may exchange their results, which does not change an invariant head.
+    token may exchange their results, which does not affect an invariant head.
 
     Args:
         dim: D, the width of the vectors in and out.
         num_layers: number of applications of the layer.
-        proportion: p, the fraction of the tokens left that merge in each layer; 1
+        proportion: p, the fraction of the remaining tokens that merge in each layer; 1
             halves their number.
         num_heads: number of attention heads, a divisor of D.
         policy_heads: number of heads of the merging policy, a divisor of D.
         dim_ff: hidden width of the feed-forward part and of the merging MLP.
         dropout: probability in the feed-forward part, in [0, 1).
-        attention: have a transformer block and the cross-attention.
+        attention: include a transformer block and the cross-attention.
         residual: add the pair's mean, as above.
     """
 
@@ -229,7 +227,6 @@ class LearnedMergingEncoder(Encoder):
         validate_heads("encoder.policy_heads", policy_heads, dim)
         self.dim, self.num_layers = dim, num_layers
         self.proportion, self.residual = proportion, residual
-        # All depths share one layer.
         self.layer = MergingLayer(
             dim,
             num_heads=num_heads,
@@ -240,7 +237,7 @@ class LearnedMergingEncoder(Encoder):
             attention=attention,
             through_tokens=True,
         )
-        # Encodings of the depth tell the layer which merge this is.
+        # Encodings of the depth tell the shared layer where it is.
         self.timesteps: Tensor
         encodings = [timestep_encoding(depth + 1, dim) for depth in range(num_layers)]
         self.register_buffer("timesteps", torch.stack(encodings), persistent=False)
@@ -248,7 +245,7 @@ class LearnedMergingEncoder(Encoder):
     @override
     def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         slots = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-        owner = slots  # the slot of the token that each one has been merged into
+        owner = slots  # the slot of the token that each token has been merged into
         gone = torch.zeros_like(slots, dtype=torch.bool) if padding is None else padding
         for timestep in self.timesteps:
             x, pairs = self._merge(x + timestep, gone)
@@ -260,13 +257,12 @@ class LearnedMergingEncoder(Encoder):
         return gather_tokens(x, owner)
 
     def _merge(self, x: Tensor, gone: Tensor) -> tuple[Tensor, Pairs]:
-        """Apply the layer to the tokens that are not gone, in their slots."""
-        # Choose pairs by the policy, greedily.
+        """Apply the layer to the remaining tokens, in their slots."""
         x, logits = self.layer.transform(x, gone)
         counts = pair_counts(self.proportion, (~gone).sum(1))
         most = int(self.proportion * x.shape[1] / 2 + ROUNDING)
         pairs = choose_pairs(logits, most, counts, gone)
-        # Merge them, scaled by their probability, which trains the policy.
+        # Scaling the results by the pairs' probability trains the policy.
         probability = pair_log_prob(logits, pairs, gone).exp()[..., None].to(x.dtype)
         vectors = probability * self.layer.merged(x, pairs)
         kept = gather_tokens(x, pairs.kept)

@@ -27,8 +27,9 @@ class Pairs(NamedTuple):
 def gumbel(like: Tensor, generator: torch.Generator) -> Tensor:
     """Sample Gumbel noise in the shape of ``like``.
 
-    The argmax of logits plus noise is a sample from their softmax, also renormalized to
-    those still allowed. So the noise is sampled once for a whole sequence.
+    The argmax of logits plus noise is a sample from their softmax. Among any subset of
+    the logits, it is a sample from the softmax of that subset, so noise sampled once
+    serves a whole sequence of choices.
     """
     noise = torch.empty(like.shape, dtype=like.dtype, device=generator.device)
     noise.exponential_(generator=generator).clamp_(min=torch.finfo(like.dtype).tiny)
@@ -94,18 +95,18 @@ def _matching(scores: Tensor, padding: Mask) -> tuple[Tensor, Tensor]:
 def pair_log_prob(
     logits: Tensor, pairs: Pairs, padding: Mask = None, *, masked: bool = True
 ) -> Tensor:
-    """Return the log-probability ``(B, R)`` of each pair when it was chosen, or 0.
+    """Return the log-probability ``(B, R)`` of each pair when chosen; 0 if not valid.
 
-    Masked: by the softmax over all ordered pairs of two tokens that are left; the sum
-    is the log-probability of the sequence. Unmasked: by the softmax over the whole
-    matrix, its diagonal included, as in Nair and Lieck, *Hierarchical Transformers*,
-    sections 3.1.2 and 3.1.5; that is not the log-probability of the sample.
+    Masked: by the softmax over all ordered pairs of remaining tokens; the sum is the
+    log-probability of the sequence. Unmasked: by the softmax over the whole matrix, its
+    diagonal included, as in Nair and Lieck, *Hierarchical Transformers*, sections 3.1.2
+    and 3.1.5; that is not the log-probability of the sample.
 
     Args:
         logits: ``(B, T, T)``.
         pairs: the chosen pairs.
         padding: ``(B, T)`` bool, or None.
-        masked: renormalize to the tokens that are left at each choice.
+        masked: renormalize over the tokens that remain at each choice.
     """
     rows = torch.arange(logits.shape[0], device=logits.device)[:, None]
     chosen_logits = logits[rows, pairs.gone, pairs.kept]
@@ -123,15 +124,15 @@ def _remaining(logits: Tensor, pairs: Pairs) -> Tensor:
     """Return the log-sum-exp over the pairs allowed at each choice, ``(B, R)``.
 
     With tokens sorted by the time of their choice, a pair is allowed until its first
-    token is chosen. So the sums are cumulative sums from the end.
+    token is chosen, so these are cumulative sums from the end.
     """
     size, count = logits.shape[1], pairs.gone.shape[1]
-    # The choice in which each token is used, or none.
+    # The choice that uses each token; ``size`` for none.
     turn = torch.arange(count, device=logits.device).expand_as(pairs.gone)
     turn = turn.masked_fill(~pairs.valid, size).repeat(1, 2)
     used = torch.full_like(logits[:, 0], size, dtype=torch.int64)
     used = used.scatter_reduce(1, torch.cat(pairs[:2], 1), turn, "amin")
-    # Sort tokens by it, and sum over pairs from the last used token on.
+    # Sort tokens by it, and sum over pairs, beginning with the tokens used last.
     order = used.argsort(dim=1, stable=True)
     rows = torch.arange(logits.shape[0], device=logits.device)[:, None, None]
     sorted_ = logits[rows, order[:, :, None], order[:, None, :]]
@@ -150,7 +151,7 @@ def choose_tokens(scores: Tensor, count: int) -> Tensor:
 def token_log_prob(logits: Tensor, choices: Tensor, *, masked: bool = True) -> Tensor:
     """Return the log-probability ``(B, R)`` of tokens in the order of their choice.
 
-    With ``masked``, it is renormalized to the tokens that are left at each choice.
+    With ``masked``, it is renormalized over the tokens that remain at each choice.
     """
     chosen_logits = logits.gather(1, choices)
     if not masked:

@@ -22,8 +22,8 @@ class SetLinear(nn.Module):
         y_i = W_{own}\, x_i + b + W_{others} \sum_{j \ne i} x_j, \qquad
         y_i = W_{own}\, x_i + b + \max_j W_{others}\, x_j
 
-    The mean divides the sum by the number of others. The maximum is taken feature by
-    feature over all vectors, i included. Without others, sum and mean are zero.
+    The mean divides the sum by the number of others. The maximum of each feature is
+    over all vectors, including i. Without others, sum and mean are zero.
 
     Source: Zaheer et al. (2017), *Deep Sets*, https://arxiv.org/abs/1703.06114; SWARM
     (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), equation 2, which is the sum.
@@ -43,12 +43,12 @@ class SetLinear(nn.Module):
         # The maximum includes the token itself.
         if self.reduction == "max":
             if padding is not None:
-                # Finite, so that an empty set has no NaN.
+                # Finite, so that an empty set gives no NaN.
                 lowest = torch.finfo(messages.dtype).min
                 messages = messages.masked_fill(padding[..., None], lowest)
                 messages = messages.masked_fill(padding.all(1)[:, None, None], 0.0)
             return self.on_own(x) + messages.amax(1, keepdim=True)
-        # The layer is linear, so the others' sum is the total minus the own result.
+        # The layer is linear, so the others' sum is the total minus the vector's own.
         total = messages.sum(1, keepdim=True)
         if self.reduction == "sum":
             return self.on_own(x) + (total - messages)
@@ -71,7 +71,7 @@ class SetLinearEncoder(Encoder):
         dim: D, the width of the vectors in and out.
         num_layers: number of layers.
         hidden: width between the layers; None means D.
-        others: pooling of the others: "sum" or "mean"; or "max", over all vectors.
+        others: pooling of the other vectors, "sum" or "mean"; or "max", over all.
     """
 
     keeps_initial_weights = True
@@ -111,9 +111,9 @@ class SwarmLayer(nn.Module):
         c_n \leftarrow \sigma(f) c_n + \sigma(i) \tanh(u), \qquad
         h_n \leftarrow \sigma(o) \tanh(c_n)
 
-    Hidden and cell state are zero at first. The same :math:`x_n` enters every
-    iteration, and the pooled states come from the iteration before, the state of n
-    included. The result is :math:`W_y [h_n; c_n] + b_y`.
+    Hidden and cell states start at zero. The same :math:`x_n` enters every iteration,
+    and the pooled states, n's included, are from the previous iteration. The result is
+    :math:`W_y [h_n; c_n] + b_y`.
 
     Shapes: ``(B, N, dim_in)`` to ``(B, N, dim_out)``.
 
@@ -140,7 +140,7 @@ class SwarmLayer(nn.Module):
 
     def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         """Map ``(B, N, dim_in)`` to ``(B, N, dim_out)``."""
-        # The input's part of the gates is the same in all iterations.
+        # The input's share of the gates is the same in all iterations.
         constant = self.on_input(x)
         hidden, cell = self._cell(constant, None)
         for _ in range(self.iterations - 1):
@@ -153,9 +153,9 @@ class SwarmLayer(nn.Module):
 
         Args:
             x: ``(B, dim_in)``, the entity.
-            sums: ``(iterations - 1, B, units)``, sums of the hidden states of all
-                entities so far after each iteration but the last. The new entity's
-                states are added in place.
+            sums: ``(iterations - 1, B, units)``, for each iteration but the last, the
+                sum of the hidden states of all entities so far. The new entity's states
+                are added in place.
             place: number of entities before this one.
         """
         # As in `forward`, with the pooled states from running sums.
@@ -195,7 +195,7 @@ class SwarmLayer(nn.Module):
 
 
 class SwarmEncoder(Encoder):
-    """Layers of kind `SwarmLayer` with ReLU between them.
+    """`SwarmLayer` layers with ReLU between them.
 
     With ``population="causal"`` the result depends on the order of the vectors.
 

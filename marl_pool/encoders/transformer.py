@@ -65,7 +65,7 @@ class TransformerEncoder(Encoder):
         x \leftarrow x + \mathrm{Attention}(\mathrm{LN}(x)), \qquad
         x \leftarrow x + W_2\, \phi(W_1\, \mathrm{LN}(x) + b_1) + b_2
 
-    in each layer. There is no positional encoding, so it is permutation equivariant.
+    in each layer. Without positional encoding, it is permutation equivariant.
 
     Source: the AdaPool paper (Brothers, 2025, https://arxiv.org/abs/2506.09215), C.2
     and Tables 9, 10, 12 and 14: biases and dropout in the feed-forward parts only. Its
@@ -175,7 +175,7 @@ class SetTransformerEncoder(Encoder):
 
     Source: Lee et al. (2019), *Set Transformer*, https://arxiv.org/abs/1810.00825,
     equations 8 to 10. The authors' code has no LayerNorm by default. SWARM (Vollgraf,
-    2019, https://arxiv.org/abs/1906.09400) compares with ``encoder=paper_isab``.
+    2019, https://arxiv.org/abs/1906.09400) compares itself with ``encoder=paper_isab``.
 
     Args:
         dim: D, the width of the vectors in and out.
@@ -187,9 +187,9 @@ class SetTransformerEncoder(Encoder):
             published, or of the head width.
         feedforward_layers: number of layers of the rFF, each with ReLU.
         bias: give the projections of the attention a bias.
-        initial: "network", as the rest of the network; or "swarm", as SWARM's code:
-            Xavier in the attention, Kaiming in the rFF, N(0, 1) for the inducing
-            points, zero biases.
+        initial: initialize like the rest of the network, "network", or like SWARM's
+            code, "swarm": Xavier in the attention, Kaiming in the rFF, N(0, 1) for the
+            inducing points, zero biases.
     """
 
     def __init__(

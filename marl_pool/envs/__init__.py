@@ -1,9 +1,9 @@
 """Batched environments, heuristics, and PettingZoo and Gymnasium views.
 
-Importing this package registers the environments with both libraries, because neither
-discovers plug-ins; Gymnasium imports it for
-``"marl_pool.envs:marl_pool/simple_centroid-v0"``. The environments themselves are
-imported when they are made.
+Importing this package registers the environments with both libraries, since neither
+discovers plug-ins. Gymnasium imports it for an id with the prefix ``marl_pool.envs:``,
+such as ``"marl_pool.envs:marl_pool/simple_centroid-v0"``. The environments themselves
+are imported when they are made.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -68,12 +68,10 @@ ENVS = Registry(
 )
 
 VERSIONS = {name: 0 for name in ENVS.built_in if name != "pettingzoo"}
-"""``version`` of each environment that has an id. With Gymnasium it has one learner, as
-most have by default.
-"""
+"""`BatchedEnv.version` of each environment with an id, known without importing it."""
 
-SPEAKING = "marl_pool.envs.particles.speaking_heuristics"
-WORLD_COMM = "marl_pool.envs.particles.world_comm_heuristics"
+_SPEAKING = "marl_pool.envs.particles.speaking_heuristics"
+_WORLD_COMM = "marl_pool.envs.particles.world_comm_heuristics"
 
 HEURISTICS: dict[str, str | dict[str, str]] = {
     "boxworld": "marl_pool.envs.boxworld.solver:BoxWorldHeuristic",
@@ -87,14 +85,14 @@ HEURISTICS: dict[str, str | dict[str, str]] = {
     "mpev2_tag": "marl_pool.envs.particles.mpev2_scripts:TagScript",
     "pong": "marl_pool.envs.pong.heuristic:PongHeuristic",
     "simple_adversary": dict.fromkeys(
-        ("adversary", "agent"), f"{SPEAKING}:GoalHeuristic"
+        ("adversary", "agent"), f"{_SPEAKING}:GoalHeuristic"
     ),
     "simple_centroid": "marl_pool.envs.particles.heuristics:CentroidHeuristic",
-    "simple_push": dict.fromkeys(("adversary", "agent"), f"{SPEAKING}:GoalHeuristic"),
-    "simple_reference": f"{SPEAKING}:ReferenceHeuristic",
+    "simple_push": dict.fromkeys(("adversary", "agent"), f"{_SPEAKING}:GoalHeuristic"),
+    "simple_reference": f"{_SPEAKING}:ReferenceHeuristic",
     "simple_speaker_listener": {
-        "speaker": f"{SPEAKING}:SpeakerHeuristic",
-        "listener": f"{SPEAKING}:ListenerHeuristic",
+        "speaker": f"{_SPEAKING}:SpeakerHeuristic",
+        "listener": f"{_SPEAKING}:ListenerHeuristic",
     },
     "simple_spread": "marl_pool.envs.particles.heuristics:SpreadHeuristic",
     "simple_tag": {
@@ -102,13 +100,13 @@ HEURISTICS: dict[str, str | dict[str, str]] = {
         "prey": "marl_pool.envs.particles.heuristics:FleeHeuristic",
     },
     "simple_world_comm": {
-        "leadadversary": f"{WORLD_COMM}:LeaderHeuristic",
-        "adversary": f"{WORLD_COMM}:HunterHeuristic",
-        "agent": f"{WORLD_COMM}:ForagerHeuristic",
+        "leadadversary": f"{_WORLD_COMM}:LeaderHeuristic",
+        "adversary": f"{_WORLD_COMM}:HunterHeuristic",
+        "agent": f"{_WORLD_COMM}:ForagerHeuristic",
     },
     "xor": "marl_pool.envs.xor.heuristic:XORHeuristic",
 }
-"""By environment: one class, or one for each group of agents."""
+"""Heuristic of each environment: a class, or one for each group of agents."""
 
 
 def registered_id(name: str) -> str:
@@ -135,7 +133,7 @@ _register_ids()
 
 
 def env_names() -> list[str]:
-    """Return the registered environments."""
+    """Return the names of the registered environments."""
     return sorted(ENVS)
 
 
@@ -171,7 +169,7 @@ def make_env(
 
 
 def heuristic_names() -> list[str]:
-    """Return the environments that have a heuristic policy."""
+    """Return the names of the environments that have a heuristic policy."""
     return sorted(HEURISTICS)
 
 
@@ -181,9 +179,10 @@ def make_heuristic(
     """Build the scripted policy that serves as an environment's reference.
 
     Args:
-        name: one of `heuristic_names`, or the ``package.module:Class`` of a policy.
+        name: an environment of `heuristic_names`, or the ``package.module:Class`` of
+            a policy.
         group: the agents that it controls, from ``env.groups``.
-        role: the group's name, where each group has its own heuristic.
+        role: name of the group, where each group has its own heuristic.
         **options: options of the heuristic's constructor.
 
     Raises:
@@ -191,12 +190,13 @@ def make_heuristic(
     """
     from marl_pool.policies.base import Policy
 
+    roles = HEURISTICS.get(name)
+    if isinstance(roles, dict) and role not in roles:
+        raise unknown(f"role of heuristic {name!r}:", role, roles)
     targets = {
-        heuristic: entry if isinstance(entry, str) else entry.get(str(role), "")
-        for heuristic, entry in HEURISTICS.items()
+        env: entry if isinstance(entry, str) else entry.get(str(role), "")
+        for env, entry in HEURISTICS.items()
     }
-    if targets.get(name) == "":
-        raise unknown(f"role of heuristic {name!r}:", role, HEURISTICS[name])
     return build(name, targets, "heuristic", Policy, options, {"group": group})
 
 

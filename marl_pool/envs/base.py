@@ -29,7 +29,7 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys, uniform
 
 LARGEST_OBSERVATION = 1 << 28
-"""Most numbers that the agents of a group observe at a time: a gibibyte of float32."""
+"""Most numbers that the agents of a group may observe at once: 1 GiB of float32."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,12 @@ class AgentGroup:
     action_space: spaces.Space[Any]
     """Actions of one agent, a space that `ActionSpec.of` accepts."""
     has_action_masks: bool = field(default=False, kw_only=True)
-    """True if every observation says which options of the choices are allowed, by
-    `Tokens.action_mask`."""
+    """True if every observation has a `Tokens.action_mask` of the allowed options."""
     view: TokenView | None = field(
         default=None, kw_only=True, compare=False, repr=False
     )
-    """How the observations of a foreign environment become tokens, and the way back;
-    None where they are tokens."""
+    """Conversion of a third-party environment's observations to tokens and back; None
+    where they are tokens already."""
 
     def __post_init__(self) -> None:
         shape = self.num_agents, self.tokens.num_tokens, self.tokens.num_features
@@ -65,7 +64,7 @@ class AgentGroup:
 
     @cached_property
     def actions(self) -> ActionSpec:
-        """The action space as numbers."""
+        """The layout of an action as numbers."""
         return ActionSpec.of(self.action_space)
 
     def observation_space(self) -> spaces.Dict:
@@ -91,7 +90,7 @@ Advance = tuple[dict[str, Tensor], Tensor]
 """Rewards of each group ``(num_envs, agents)``; ``terminated`` ``(num_envs,)`` bool."""
 
 DISCRETE_DTYPES = (torch.int64, torch.int32)
-"""Valid dtypes of choices; torch would read a bool or uint8 as a mask."""
+"""Valid dtypes of discrete actions; torch would index by a bool or uint8 as a mask."""
 
 
 class EnvOptions(TypedDict, total=False):
@@ -108,10 +107,10 @@ class BatchedEnv(ABC):
     """A batch of independent multi-agent environments that advance together.
 
     The state is held in tensors whose first dimension is the environment. A subclass
-    sets ``groups``, names its state, which makes `select`, `state_dict` and
-    `load_state_dict` work, and writes `observe` and two hooks: ``place`` starts
-    episodes, and ``advance`` moves every environment by one step. An agent on a line
-    that has to reach the origin::
+    sets ``groups``, lists its state in ``state_names``, on which `select`, `state_dict`
+    and `load_state_dict` rely, and implements `observe` and two hooks: ``place`` starts
+    episodes, and ``advance`` moves every environment by one step. For example, an agent
+    on a line that has to reach the origin::
 
         class Line(BatchedEnv):
             state_names = ("x",)
@@ -137,12 +136,13 @@ class BatchedEnv(ABC):
     ``env=my_module:Line`` trains on it. Its options are keyword arguments of
     the constructor with an annotation and a line under ``Args``.
 
-    Two rules keep experiments comparable. `step` never resets: the caller decides when
-    an ended environment begins its next episode. Training resets it after its final
-    observation; evaluation plays one episode in each environment and drops it. And all
-    random numbers come from streams that are keyed by (seed, environment number,
-    episode number, purpose), so an environment plays the same episode alone and among
-    thousands: `sample_uniform` in ``place``, ``self.dynamics.next()`` in ``advance``.
+    Two rules keep experiments comparable. First, `step` never resets: the caller
+    decides when the next episode of an environment begins. Training resets it after its
+    final observation; evaluation plays one episode in each environment and drops it.
+    Second, all random numbers come from streams that are keyed by (seed, environment
+    number, episode number, purpose), so an environment plays the same episode alone and
+    among thousands: `sample_uniform` in ``place``, ``self.dynamics.next()`` in
+    ``advance``.
 
     Args:
         num_envs: number of environments.
@@ -156,7 +156,7 @@ class BatchedEnv(ABC):
 
     Attributes:
         env_ids: ``(num_envs,)`` int64 environment numbers.
-        episodes: ``(num_envs,)`` int64 numbers of the present episodes.
+        episodes: ``(num_envs,)`` int64 numbers of the current episodes.
         steps: ``(num_envs,)`` int64 steps taken in them.
 
     Raises:
@@ -171,15 +171,15 @@ class BatchedEnv(ABC):
     """True if finished environments may keep being stepped; set it where a step is too
     cheap to skip."""
     simulated: ClassVar[bool] = False
-    """True if each environment is a separate simulator; a machine holds few."""
+    """True if each environment is a separate simulator; few of them fit a machine."""
     turn_based: bool = False
     """True if not every living agent acts in every step; see `alive`."""
     shows_state: ClassVar[bool] = False
     """True if `observe` shows each agent the whole state, so that `observe_state` is
     `observe`."""
     has_token_order: ClassVar[bool] = False
-    """True if the place of a token says what it is, such as a sensor or a patch, and
-    its type does not; `observe_state` gives each place a type."""
+    """True if the index of a token identifies it, such as a sensor or a patch, and its
+    type does not; `observe_state` then gives each index a separate type."""
     patch_grid: PatchGrid | None = None
     """Position of the tokens in a `frame`, if they are patches of an image."""
     groups: dict[str, AgentGroup]
@@ -212,9 +212,9 @@ class BatchedEnv(ABC):
         if self.device.type == "cuda":
             count = torch.cuda.device_count()
             if (self.device.index or 0) >= count:
-                raise InputError(
-                    f"device: expected one of {count} CUDA devices, got {device}"
-                )
+                places = f"one of {count} CUDA devices"
+                places = places if count else "cpu, since torch finds no CUDA device"
+                raise InputError(f"device: expected {places}, got {device}")
         self.env_ids = torch.arange(num_envs, device=self.device) + first_env
         self.episodes = torch.full_like(self.env_ids, first_episode - 1)
         self.steps = torch.zeros_like(self.env_ids)
@@ -234,9 +234,9 @@ class BatchedEnv(ABC):
     def alive(self) -> dict[str, Tensor]:
         """For each group, ``(num_envs, agents)`` bool: agents of the running episode.
 
-        These are the `active` agents and those that act in a later step only, which an
-        environment has if it is `turn_based`. While the episode runs some agent is
-        alive, and an agent that is not earns 0.
+        These are the `active` agents and, in a `turn_based` environment, those that
+        wait for a later step. While the episode runs, at least one agent is alive; an
+        agent that is not alive earns 0.
         """
         return self.active
 
@@ -247,12 +247,12 @@ class BatchedEnv(ABC):
 
     @classmethod
     def overrides(cls, name: str) -> bool:
-        """Return True if a subclass defines an attribute of this class anew."""
+        """Return True if the class overrides an attribute of `BatchedEnv`."""
         return getattr(cls, name) is not getattr(BatchedEnv, name)
 
     @property
     def has_action_masks(self) -> bool:
-        """True if `observe` says which options of actions are allowed."""
+        """True if the observations of any group have action masks."""
         return any(group.has_action_masks for group in self.groups.values())
 
     def signal(self) -> dict[str, Tensor]:
@@ -265,7 +265,7 @@ class BatchedEnv(ABC):
             For each group ``(num_envs, agents, N)`` bool, False for padding.
 
         Raises:
-            UnfitTokensError: the environment does not define signal.
+            UnfitTokensError: the environment defines no signal.
         """
         masks = {}
         for name, tokens in self.observe().items():
@@ -281,9 +281,13 @@ class BatchedEnv(ABC):
         return masks
 
     def reset(self, where: Tensor | None = None) -> None:
-        """Begin the next episode, where ``where`` ``(num_envs,)`` is True or None."""
-        # An episode has a number, which counts the resets of its environment. The
-        # number keys the random streams of the episode's start and of its steps.
+        """Begin the next episode, in all environments or in those of a mask.
+
+        Args:
+            where: ``(num_envs,)`` bool, True where an episode begins; None for all.
+        """
+        # The number of an episode counts the resets of its environment, and keys the
+        # random streams of the episode's start and of its steps.
         self.episodes = self.episodes + (1 if where is None else where)
         self.dynamics.restart(self.episodes, where)
         if where is None:
@@ -294,7 +298,7 @@ class BatchedEnv(ABC):
         if self.simulated or may_read(where):
             self._place_rows(where.nonzero()[:, 0])
             return
-        # Without the indices on the host, place all and restore the running ones.
+        # Indices on the host would stall a GPU, so place all and restore the others.
         running = {name: part.clone() for name, part in self._tensors().items()}
         self._place_rows(torch.arange(self.num_envs, device=self.device))
         for name, placed in self._tensors().items():
@@ -307,8 +311,8 @@ class BatchedEnv(ABC):
     def renumber(self, env_ids: Tensor, episode: int) -> None:
         """Replace the environment numbers; the next full `reset` begins ``episode``.
 
-        Environments of equal number play the same episode, whatever policy acts. So
-        the members of a population can be compared on equal episodes.
+        Environments of equal number draw the same random numbers, whatever policy acts,
+        so the members of a population can be compared on equal episodes.
 
         Args:
             env_ids: ``(num_envs,)`` int64 numbers; they may repeat.
@@ -322,15 +326,15 @@ class BatchedEnv(ABC):
         return Stream(self.seed, self.env_ids, Purpose.DYNAMICS, size, dtype=self.dtype)
 
     def step(self, actions: Mapping[str, Tensor]) -> Step:
-        """Advance every environment by one step, also those whose episode has ended.
+        """Advance every environment by one step, including those that have ended.
 
         Args:
-            actions: for each group ``(num_envs, agents, …)``, as its `ActionSpec` has
-                them, in the units of the action space and clipped to it.
+            actions: for each group ``(num_envs, agents, …)``, laid out as in its
+                `ActionSpec`, in the units of the action space and clipped to it.
 
         Raises:
-            InputError: wrong groups, shapes or dtypes of the actions, or of what
-                `advance` returns; on a CPU, choices that are no options.
+            InputError: wrong groups, shapes or dtypes of the actions or of the results
+                of `advance`; on a CPU, choices out of range.
         """
         self._validate_actions(actions)
         rewards, terminated = validate_results(self, self.advance(actions))
@@ -343,7 +347,6 @@ class BatchedEnv(ABC):
 
     def _validate_actions(self, actions: Mapping[str, Tensor]) -> None:
         groups = self.groups
-        # Actions must name the groups of the environment.
         if actions.keys() != groups.keys():
             raise InputError(
                 f"actions: expected the groups {', '.join(groups)}, "
@@ -352,7 +355,6 @@ class BatchedEnv(ABC):
         for name, group in groups.items():
             action, spec = actions[name], group.actions
             shape = (self.num_envs, group.num_agents, *spec.shape)
-            # Each group needs an action for each agent in each environment.
             if action.shape != shape:
                 raise InputError(
                     f"actions of {name!r}: expected the shape {shape}, "
@@ -373,11 +375,11 @@ class BatchedEnv(ABC):
         """
 
     def observe_state(self) -> dict[str, Tokens]:
-        """Return the state of the environment as tokens, for critics in training.
+        """Return the state as tokens, for centralized critics in training.
 
         For each group in `state_specs`, tokens with batch dimensions ``(num_envs,
-        agents)``: all entities in one frame of reference, of which the agent itself has
-        the type self. As in `observe`, a later step must not write into the features.
+        agents)``: all entities in one frame of reference, the agent itself with the
+        type self. As in `observe`, a later step must not write into the features.
 
         Raises:
             UnfitTokensError: the environment offers no state.
@@ -431,7 +433,7 @@ class BatchedEnv(ABC):
         return uniform(keys, count, start).to(self.dtype)
 
     def select(self, indices: Tensor) -> Self:
-        """Copy the environments at ``indices``, in their present state."""
+        """Copy the environments at ``indices``, in their current state."""
         # A shallow copy shares options and constants; only the state is indexed.
         selected = object.__new__(type(self))
         selected.__dict__.update(self.__dict__)
@@ -453,7 +455,7 @@ class BatchedEnv(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state`` of an environment with the same options."""
-        # Copies, since a step writes into these tensors and the state may be reused.
+        # Copy, since a step writes into these tensors and the state may be reused.
         self.episodes = state["episodes"].clone().to(self.device)
         self.steps = state["steps"].clone().to(self.device)
         self.dynamics.load_state_dict(state["dynamics"])
@@ -475,12 +477,13 @@ class BatchedEnv(ABC):
         Args:
             index: index of the environment in the batch.
             attention: ``(N,)`` attention weights in [0, 1] of one agent, shown at the
-                entities of its tokens; None shows none.
+                entities of its tokens; None for no attention.
             group: group of that agent; None for the first group.
             agent: index of that agent in its group.
             size: height and width in pixels.
-            perception: that agent's tokens, without batch dimensions, to mark where
-                they differ from the truth; ``attention`` then weights its ``M`` tokens.
+            perception: tokens that the agent perceives, without batch dimensions; their
+                differences from the true ones are marked, and ``attention`` then has a
+                weight for each of its ``M`` tokens.
 
         Returns:
             ``(size, size, 3)`` uint8 RGB.
@@ -490,7 +493,6 @@ class BatchedEnv(ABC):
         """
         group = group or next(iter(self.groups))
         spec = self.groups[group].tokens
-        # Check the weights once for all environments.
         count = perception.seen.num_tokens if perception else spec.num_tokens
         if attention is not None and attention.shape != (count,):
             raise InputError(
@@ -522,7 +524,7 @@ class BatchedEnv(ABC):
         return image
 
     def _picture(self, index: int, size: int, *details: Any) -> np.ndarray:
-        """Return what `draw` draws, ``(size, size, 3)`` uint8."""
+        """Return the picture of `draw`, as ``(size, size, 3)`` uint8."""
         image = self.draw(index, size, *details)
         try:
             return fit_square(to_rgb(image), size)
@@ -551,15 +553,15 @@ class BatchedEnv(ABC):
     def draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
-        """Render one environment; the arguments of `frame` are complete and checked.
+        """Render one environment, given the checked arguments of `frame`.
 
-        A picture of another size, or of what `to_rgb` converts, is made to fit.
+        The picture may have any size and any dtype that `to_rgb` converts.
         """
         raise InputError(f"{type(self).__name__} cannot be rendered")
 
 
 def _validate_choices(name: str, actions: Tensor, sizes: tuple[int, ...]) -> None:
-    """Raise InputError unless each choice is one of its options; it reads values."""
+    """Raise InputError for a choice out of range; reads values."""
     lowest, highest = actions.reshape(-1, len(sizes)).aminmax(dim=0)
     for size, *ends in zip(sizes, lowest.tolist(), highest.tolist(), strict=True):
         for number in ends:

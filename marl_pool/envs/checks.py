@@ -1,7 +1,7 @@
-"""The checks of ``marl-pool check-env``: does an environment keep its contract?
+"""Checks of ``marl-pool check-env``, whether an environment keeps its contract.
 
-They play an environment several times, and compare what `marl_pool.envs.contract`,
-which sees one step at a time, cannot: seeds, batches and saved states.
+They play an environment several times to compare seeds, batches and saved states, which
+`marl_pool.envs.contract` cannot, since it sees one step at a time.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ NUM_ENVS, STEPS, SEED = 3, 25, 11
 
 @kept_workers()  # each rule builds environments
 def check_env(name: str, **options: Any) -> dict[str, str]:
-    """Play a few steps with random actions, and compare an environment with its rules.
+    """Check an environment against each of the `RULES` by playing a few steps.
 
     Example::
 
@@ -44,8 +44,9 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
         **options: of the environment.
 
     Returns:
-        Each rule with its problem, in one line; empty where it holds. After a check
-        that exceeds the limit of `limit_calls`, the problem of the others is the same.
+        The problem with each rule, in one line; empty where the rule holds. A check
+        that exceeds the limit of `limit_calls` is the last one, and its problem stands
+        for all rules that remain.
 
     Raises:
         InputError: an unknown name or option.
@@ -54,7 +55,7 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
     def build(num_envs: int = NUM_ENVS, **extra: Any) -> BatchedEnv:
         return make_batched_env(name, num_envs, seed=SEED, **options, **extra)
 
-    env = build()  # an error here is of the name or the options
+    env = build()  # an error here comes from the name or the options
     findings: dict[str, str] = {}
     for rule, check in RULES.items():
         try:
@@ -80,19 +81,32 @@ def _expect(holds: bool, subject: str, expected: object, actual: object) -> None
         raise InputError(f"{subject}: expected {expected}, got {actual}")
 
 
-def _expect_dtype(env: BatchedEnv, tokens: Tokens, subject: str) -> None:
-    dtype = tokens.features.dtype
-    if dtype.is_floating_point:
-        _expect(dtype == env.dtype, subject, env.dtype, dtype)
-
-
 def _expect_finite(numbers: Tensor, subject: str) -> None:
     finite = bool(numbers.isfinite().all())
     _expect(finite, subject, "finite numbers", "NaN or infinity")
 
 
+def _expect_features(env: BatchedEnv, tokens: Tokens, subject: str) -> None:
+    dtype = tokens.features.dtype
+    if dtype.is_floating_point:
+        _expect(dtype == env.dtype, subject, env.dtype, dtype)
+    _expect_finite(tokens.features[~tokens.padding], subject)
+
+
+def _build_and_reset(build: Build) -> BatchedEnv:
+    env = build()
+    env.reset()
+    return env
+
+
+def _advance(env: BatchedEnv, number: int) -> None:
+    """Take step ``number``, and begin the next episode where one has ended."""
+    step = checked_step(env, _actions(env, number))
+    env.reset(step.terminated | step.truncated)
+
+
 def _check_groups(build: Build) -> None:
-    """Check that the groups of `make_batched_env` stay."""
+    """Check that a reset leaves the groups as `make_batched_env` checked them."""
     env = build()
     before = dict(env.groups)
     env.reset()
@@ -100,45 +114,36 @@ def _check_groups(build: Build) -> None:
 
 
 def _check_observations(build: Build) -> None:
-    env = build()
-    env.reset()
+    env = _build_and_reset(build)
     for number in range(STEPS):
         for name, tokens in checked_observation(env).items():
             validate_types(env, name, tokens, env.steps)
-            _expect_dtype(env, tokens, f"{name}: features")
-            _expect_finite(tokens.features[~tokens.padding], f"{name}: features")
-        step = checked_step(env, _actions(env, number))
-        env.reset(step.terminated | step.truncated)
+            _expect_features(env, tokens, f"{name}: features")
+        _advance(env, number)
 
 
 def _check_state(build: Build) -> None:
-    """Check the state, where an environment offers it."""
-    env = build()
-    env.reset()
+    env = _build_and_reset(build)
     try:
         specs = checked_state_specs(env)
         if not specs and not env.overrides("observe_state"):
             return
-    except UnfitTokensError:  # of a simulator, known only to itself
+    except UnfitTokensError:  # the simulator offers no state
         return
     groups = f"some of the groups {', '.join(env.groups)}"
     _expect(bool(specs), "state_specs", groups, "none")
     for number in range(STEPS):
         for name, tokens in checked_state(env, specs).items():
-            numbers = tokens.features[~tokens.padding]
-            _expect_dtype(env, tokens, f"{name}: features of the state")
-            _expect_finite(numbers, f"{name}: features of the state")
+            _expect_features(env, tokens, f"{name}: features of the state")
             count = specs[name].num_types
             wrong = ((tokens.types < 0) | (tokens.types >= count)) & ~tokens.padding
             subject = f"{name}: types of the state"
-            _expect(not wrong.any(), subject, f"numbers below {count}", "others")
-        step = checked_step(env, _actions(env, number))
-        env.reset(step.terminated | step.truncated)
+            _expect(not wrong.any(), subject, f"numbers below {count}", "other numbers")
+        _advance(env, number)
 
 
 def _check_steps(build: Build) -> None:
-    env = build()
-    env.reset()
+    env = _build_and_reset(build)
     for number in range(STEPS):
         step = checked_step(env, _actions(env, number))
         for name, rewards in step.rewards.items():
@@ -154,8 +159,7 @@ def _check_steps(build: Build) -> None:
 
 
 def _check_presence(build: Build) -> None:
-    env = build()
-    env.reset()
+    env = _build_and_reset(build)
     for number in range(STEPS):
         presence, steps = presence_of(env), env.steps.clone()
         step = checked_step(env, _actions(env, number))
@@ -164,13 +168,12 @@ def _check_presence(build: Build) -> None:
 
 
 def _check_seeds(build: Build) -> None:
-    _same(_play(build()), _play(build()), "episodes of the same seed")
-    env = build()
+    _expect_equal(_play(build()), _play(build()), "episodes of the same seed")
+    env = _build_and_reset(build)
+    first = _observe(env)
     env.reset()
-    first = _seen(env)
-    env.reset()
-    equal = all(torch.equal(*pair) for pair in zip(first, _seen(env), strict=True))
-    # Many games have one start.
+    equal = all(torch.equal(*pair) for pair in zip(first, _observe(env), strict=True))
+    # Many board games always start from the same position.
     _expect(
         not equal or env.turn_based,
         "two episodes of a seed",
@@ -183,24 +186,21 @@ def _check_batch(build: Build) -> None:
     many = _play(build())
     alone = _play(build(1, first_env=1))
     from_batch = [[part[1:2] for part in row] for row in many]
-    _same(from_batch, alone, "environment 1, in a batch and alone")
+    _expect_equal(from_batch, alone, "environment 1, in a batch and alone")
 
 
 def _check_saved_state(build: Build) -> None:
-    env, restored = build(), build()
-    env.reset()
-    restored.reset()
+    env, restored = _build_and_reset(build), _build_and_reset(build)
     _play(env, 5, reset=False)
     restored.load_state_dict(env.state_dict())
     expected = _play(env, STEPS, reset=False)
     continued = _play(restored, STEPS, reset=False)
-    _same(expected, continued, "continuations of a saved state")
+    _expect_equal(expected, continued, "continuations of a saved state")
 
 
-def _check_kept(build: Build) -> None:
-    env, specs = build(), dict[str, TokenSpec]()
-    env.reset()
-    with suppress(InputError):  # another rule's
+def _check_unwritten(build: Build) -> None:
+    env, specs = _build_and_reset(build), dict[str, TokenSpec]()
+    with suppress(InputError):  # reported by `_check_state`
         specs = checked_state_specs(env)
     readers: dict[str, Callable[[], dict[str, Tokens]]] = {
         "an observation": lambda: checked_observation(env),
@@ -211,32 +211,34 @@ def _check_kept(build: Build) -> None:
         parts = [part for tokens in by_group.values() for part in tokens.parts]
         copies = [part.clone() for part in parts]
         _play(env, 3, reset=False)
-        _same([parts], [copies], f"{subject} before and after later steps")
+        _expect_equal([parts], [copies], f"{subject} before and after later steps")
 
 
 def _check_order(build: Build) -> None:
-    """Check that the order of the groups in the actions does not matter."""
     subject = "steps whose actions name the groups in another order"
-    _same(_play(build()), _play(build(), order=-1), subject)
+    _expect_equal(_play(build()), _play(build(), order=-1), subject)
 
 
 RULES: dict[str, Callable[[Build], None]] = {
     "groups are declared": _check_groups,
+    "rewards and ends have their shapes and dtypes, and are finite": _check_steps,
     "observations have the declared shapes, dtypes and types": _check_observations,
     "a state, where there is one, has its shapes, dtypes and types": _check_state,
-    "rewards and ends have their shapes and dtypes, and are finite": _check_steps,
     "some agents are alive, and the others neither act nor earn": _check_presence,
     "a seed determines the episodes": _check_seeds,
     "an environment plays the same episode alone and in a batch": _check_batch,
     "a saved state continues exactly": _check_saved_state,
-    "later steps change neither an observation nor a state": _check_kept,
+    "later steps change neither an observation nor a state": _check_unwritten,
     "the order of the groups does not matter": _check_order,
 }
-"""Check of each rule, given a function that builds the environment."""
+"""Check of each rule, given a function that builds the environment.
+
+A wrong step breaks other rules as well, so steps are checked early.
+"""
 
 
 def _actions(env: BatchedEnv, step: int) -> dict[str, Tensor]:
-    """Return actions by environment number, agent and step, allowed by the masks."""
+    """Return allowed actions that vary with environment number, agent and step only."""
     actions = {}
     observed = checked_observation(env) if env.has_action_masks else {}
     for name, group in env.groups.items():
@@ -261,8 +263,8 @@ def _actions(env: BatchedEnv, step: int) -> dict[str, Tensor]:
     return actions
 
 
-def _seen(env: BatchedEnv) -> list[Tensor]:
-    """Return all tensors of an observation; features of padding are arbitrary."""
+def _observe(env: BatchedEnv) -> list[Tensor]:
+    """Return the tensors of an observation; arbitrary values of padding become 0."""
     return [
         part
         for tokens in checked_observation(env).values()
@@ -276,7 +278,7 @@ def _seen(env: BatchedEnv) -> list[Tensor]:
 def _play(
     env: BatchedEnv, steps: int = STEPS, *, reset: bool = True, order: int = 1
 ) -> list[list[Tensor]]:
-    """Return observations, rewards and ends, each ``(steps, num_envs, …)``."""
+    """Return the tensors of observations, rewards and ``terminated`` of each step."""
     rows = []
     if reset:
         env.reset()
@@ -285,11 +287,11 @@ def _play(
         ordered = {name: actions[name] for name in [*actions][::order]}
         step = checked_step(env, ordered)
         rewards = (step.rewards[name] for name in env.groups)
-        rows.append([*_seen(env), *rewards, step.terminated])
+        rows.append([*_observe(env), *rewards, step.terminated])
     return rows
 
 
-def _same(first: Any, second: Any, subject: str) -> None:
+def _expect_equal(first: Any, second: Any, subject: str) -> None:
     for number, rows in enumerate(zip(first, second, strict=True), start=1):
         for a, b in zip(*rows, strict=True):
             same = (a == b) | (a.isnan() & b.isnan())
@@ -297,5 +299,5 @@ def _same(first: Any, second: Any, subject: str) -> None:
                 bool(same.all()),
                 subject,
                 "equal tensors",
-                f"others after step {number}",
+                f"different ones after step {number}",
             )

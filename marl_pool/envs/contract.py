@@ -1,9 +1,9 @@
-"""The promises of a `BatchedEnv`, and the checks of them at each step.
+"""The contract of a `BatchedEnv`, checked at each step.
 
-The first half has rules of values, such as that agents which are not alive earn
-nothing; `CheckedEnv` applies all of them at each step, and a rollout once for many
-steps. The second half compares groups, shapes and dtypes. It reads no value, so it
-costs a few microseconds and never waits for a GPU.
+The first half checks values, for example that agents that are not alive earn nothing;
+`CheckedEnv` does so at each step, and a rollout once for many steps. The second half
+checks groups, shapes and dtypes. It reads no values, so it costs a few microseconds and
+never waits for a GPU.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class CheckedEnv:
-    """Play an environment, and raise InputError where it breaks its contract.
+    """An environment whose calls raise InputError where it breaks its contract.
 
     Attributes:
-        presence: agents that live and act; set by `reset` and `step`.
+        presence: agents that are alive and that act; set by `reset` and `step`.
     """
 
     def __init__(self, env: "BatchedEnv") -> None:
         self.env = env
 
     def reset(self, where: Tensor | None = None) -> None:
-        """Begin the next episode, where ``where`` ``(num_envs,)`` is True or None."""
+        """Begin the next episode; see `BatchedEnv.reset`."""
         with env_call(self.env, "a reset"):
             self.env.reset(where)
         self.presence = presence_of(self.env)
@@ -72,7 +72,7 @@ class CheckedEnv:
 
 
 def checked_observation(env: "BatchedEnv") -> dict[str, Tokens]:
-    """Observe, into a dict that the environment does not keep.
+    """Return the observations, checked and in a new dict.
 
     Raises:
         InputError: other groups, shapes or dtypes than the environment declares.
@@ -86,7 +86,7 @@ def checked_state_specs(env: "BatchedEnv") -> dict[str, TokenSpec]:
     """Return the ``state_specs`` of an environment.
 
     Raises:
-        InputError: they are no specifications by group.
+        InputError: they are not a dict of `TokenSpec` by group.
         UnfitTokensError: the environment offers no state.
     """
     specs, part = env.state_specs, "state_specs"
@@ -105,11 +105,11 @@ def checked_state_specs(env: "BatchedEnv") -> dict[str, TokenSpec]:
 def checked_state(
     env: "BatchedEnv", specs: Mapping[str, TokenSpec]
 ) -> dict[str, Tokens]:
-    """Observe the state, into a dict that the environment does not keep.
+    """Return the state, checked and in a new dict.
 
     Args:
         env: the environment.
-        specs: its ``state_specs``, which may take longer to make than a step.
+        specs: its ``state_specs``, which may take longer to build than a step.
 
     Raises:
         InputError: other groups, shapes or dtypes than the specifications.
@@ -118,12 +118,12 @@ def checked_state(
     states = env.observe_state()
     _validate_names(env, "states", states, specs)
     for name, spec in specs.items():
-        _validate_tokens(env, name, states[name], spec, None, "states")
+        _validate_tokens(env, name, states[name], spec, False, "states")
     return dict(states)
 
 
 def checked_step(env: "BatchedEnv", actions: Mapping[str, Tensor]) -> "Step":
-    """Step, and check the result of an overridden `BatchedEnv.step` as well.
+    """Step, and check the result even where a subclass overrides `BatchedEnv.step`.
 
     Raises:
         InputError: other groups, shapes or dtypes than the environment declares.
@@ -135,16 +135,16 @@ def checked_step(env: "BatchedEnv", actions: Mapping[str, Tensor]) -> "Step":
 
 
 class Presence(NamedTuple):
-    """Agents that live and those that act, by group, ``(num_envs, agents)`` bool."""
+    """Masks of agents, by group, ``(num_envs, agents)`` bool."""
 
     alive: Mapping[str, Tensor]
     """Agents of the running episode; see `BatchedEnv.alive`."""
     active: Mapping[str, Tensor]
-    """Those that act in the next step; see `BatchedEnv.active`."""
+    """Agents that act in the next step; see `BatchedEnv.active`."""
 
 
 def presence_of(env: "BatchedEnv") -> Presence:
-    """Return which agents live and act now.
+    """Return which agents are alive and which act in the next step.
 
     Raises:
         InputError: ``alive`` or ``active`` have other groups, shapes or dtypes.
@@ -170,20 +170,18 @@ def validate_presence(
 ) -> None:
     """Raise InputError if an agent acts, waits or earns against the rules.
 
-    While an episode runs some agent is alive; agents that act are alive; those that are
-    alive act, unless the environment is `BatchedEnv.turn_based`; and those that are not
-    alive earn nothing. Where all agents act in every step nothing is computed. It reads
-    values.
+    While an episode runs, at least one agent is alive; active agents are alive; alive
+    agents are active, unless the environment is `BatchedEnv.turn_based`; and agents
+    that are not alive earn nothing. Reads values, unless all agents act in every step.
 
     Args:
         env: the environment.
-        presence: before each of T steps, ``(T, num_envs, agents)`` or without T; or
-            None unless the environment ``may_be_absent``.
-        rewards: of the steps, likewise, or None before the step.
-        first_steps: ``(T, num_envs)`` numbers of the steps in their episodes, or
-            without T, for the message; None for 0, 1, … A reward counts to the step
-            after.
-        playing: ``(num_envs,)`` bool, environments to look at; None for all.
+        presence: presence before each of T steps, ``(T, num_envs, agents)`` or without
+            T; may be None unless the environment ``may_be_absent``.
+        rewards: rewards of the steps, of the same shape; None before a step.
+        first_steps: ``(T, num_envs)``, or without T, numbers of the steps in their
+            episodes, for the message; None for 0, 1, … A reward has the next number.
+        playing: ``(num_envs,)`` bool, environments to check; None for all.
     """
     if presence is None or not env.may_be_absent:
         return
@@ -192,7 +190,7 @@ def validate_presence(
         breaches = {rule: mask & playing[:, None] for rule, mask in breaches.items()}
     if not torch.stack([mask.any() for mask in breaches.values()]).any():
         return
-    # Report the earliest step, in which the first of the rules is broken.
+    # Report the earliest step with a breach, and of its rules the first.
     firsts = {
         rule: mask.view(-1, *mask.shape[-2:]).nonzero()[0].tolist()
         for rule, mask in breaches.items()
@@ -210,7 +208,7 @@ def validate_presence(
 
 
 class _Rule(NamedTuple):
-    """A rule of agents' lives; ``group`` is empty for one of all agents together."""
+    """A rule on the presence of a group; ``group`` is empty for one on all agents."""
 
     part: str
     group: str
@@ -222,7 +220,7 @@ def _breaches(
 ) -> dict[_Rule, Tensor]:
     """Return where each rule is broken, ``(…, num_envs, agents)`` bool.
 
-    Of a rule of all agents there is one column.
+    A rule on all agents has a single column.
     """
     nobody = ~torch.cat([*presence.alive.values()], -1).any(-1, keepdim=True)
     somebody = "at least one agent while the episode runs"
@@ -247,16 +245,16 @@ def validate_types(
     steps: Tensor,
     playing: Tensor | None = None,
 ) -> None:
-    """Raise InputError if a token that is no padding has a type of no name.
+    """Raise InputError if a token other than padding has an undeclared type.
 
-    It reads values.
+    Reads values.
 
     Args:
         env: the environment.
         group: the agents' group.
         tokens: observations ``(T, num_envs, agents)``, or without T.
         steps: ``(T, num_envs)``, or without T, numbers of the steps, for the message.
-        playing: ``(num_envs,)`` bool, environments to look at; None for all.
+        playing: ``(num_envs,)`` bool, environments to check; None for all.
     """
     count = env.groups[group].tokens.num_types
     low, high = tokens.types.aminmax()
@@ -290,7 +288,7 @@ def _place(env: "BatchedEnv", row: int, step: int) -> str:
 
 
 def validate_groups(env: "BatchedEnv", kind: type) -> None:
-    """Raise InputError unless ``env.groups`` are instances of ``kind`` by name."""
+    """Raise InputError unless ``env.groups`` is a dict of ``kind`` by name."""
     groups = getattr(env, "groups", None)
     if not isinstance(groups, Mapping) or not groups:
         actual = "an empty one" if isinstance(groups, Mapping) else _kind_of(groups)
@@ -305,11 +303,11 @@ def validate_groups(env: "BatchedEnv", kind: type) -> None:
 def validate_results(
     env: "BatchedEnv", results: Any
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return what `BatchedEnv.advance` returned, if it has the right form.
+    """Return the ``results`` of `BatchedEnv.advance` if they have the right form.
 
     Raises:
-        InputError: no pair, other groups than the environment's, or a part that is no
-            tensor of the right shape and dtype.
+        InputError: not a pair, other groups than the environment's, or a part that is
+            not a tensor of the right shape and dtype.
     """
     if not (isinstance(results, tuple) and len(results) == 2):
         is_tuple = isinstance(results, tuple)
@@ -322,7 +320,7 @@ def validate_results(
 
 
 def validate_step(env: "BatchedEnv", step: "Step") -> None:
-    """Raise InputError if a step, of an overridden `BatchedEnv.step`, is malformed."""
+    """Raise InputError if a result of an overridden `BatchedEnv.step` is malformed."""
     if not (isinstance(step, tuple) and hasattr(step, "truncated")):
         raise _misfit(env, "step", "a Step", _kind_of(step))
     validate_results(env, (step.rewards, step.terminated))
@@ -334,7 +332,7 @@ def _validate_by_group(
 ) -> None:
     """Raise InputError unless there is a tensor ``(num_envs, agents)`` for each group.
 
-    Without a ``dtype`` they have the dtype of the environment, or float64.
+    By default their dtype is the environment's, or float64.
     """
     _validate_names(env, part, tensors, env.groups)
     for name, group in env.groups.items():
@@ -347,8 +345,9 @@ def _validate_observations(env: "BatchedEnv", observations: Any) -> None:
     """Raise InputError unless there are tokens of the specified form for each group."""
     _validate_names(env, "observations", observations, env.groups)
     for name, group in env.groups.items():
-        options = group.actions.num_options if group.has_action_masks else None
-        _validate_tokens(env, name, observations[name], group.tokens, options)
+        _validate_tokens(
+            env, name, observations[name], group.tokens, group.has_action_masks
+        )
 
 
 def _validate_tokens(
@@ -356,23 +355,17 @@ def _validate_tokens(
     name: str,
     tokens: Any,
     spec: TokenSpec,
-    num_options: int | None,
+    needs_mask: bool,
     source: Literal["observations", "states"] = "observations",
 ) -> None:
-    """Raise InputError unless a group's tokens have the specified form.
+    """Raise InputError unless the tokens of a group have the specified form.
 
-    Args:
-        env: the environment.
-        name: of the group.
-        tokens: of all its agents.
-        spec: of the tokens.
-        num_options: of action masks; None if there need be none.
-        source: what has the tokens, for the message.
+    An action mask is checked if there is one; ``needs_mask`` requires it.
     """
     group = env.groups[name]
     shape = (env.num_envs, group.num_agents, spec.num_tokens)
     real = torch.uint8 if spec.dtype == "uint8" else env.dtype
-    # Most often all is right, and then no more than this may be computed.
+    # The common case, which has to be fast.
     if (
         isinstance(tokens, Tokens)
         and _has_form(tokens.features, (*shape, spec.num_features), real)
@@ -380,7 +373,7 @@ def _validate_tokens(
         and _has_form(tokens.padding, shape, torch.bool)
         and not tokens.features.requires_grad
         and tokens.action_mask is None
-        and num_options is None
+        and not needs_mask
     ):
         return
     if not isinstance(tokens, Tokens):
@@ -391,7 +384,7 @@ def _validate_tokens(
         "types": (shape, torch.int64),
         "padding": (shape, torch.bool),
     }
-    if tokens.action_mask is not None or num_options is not None:
+    if tokens.action_mask is not None or needs_mask:
         forms[MASK] = (*shape[:2], group.actions.num_options), torch.bool
     for part, form in forms.items():
         _validate_form(env, f"{part} {owner}", getattr(tokens, part), *form)
@@ -421,7 +414,7 @@ def _validate_form(
 def _has_form(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
     """Return True for a tensor of this shape and dtype.
 
-    Evaluation acts in float64, which an environment may carry on to its results.
+    Evaluation acts in float64, so results may be float64 for any floating ``dtype``.
     """
     if not isinstance(value, Tensor) or value.shape != shape:
         return False
@@ -430,14 +423,14 @@ def _has_form(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
 
 
 def _misfit(env: object, part: str, expected: object, actual: object) -> InputError:
-    """Return the error for a part of what an environment of some class returned."""
+    """Return the error for a malformed part of an environment or of its results."""
     return InputError(
         f"{type(env).__name__}: {part}: expected {expected}, got {actual}"
     )
 
 
 def _kind_of(value: object) -> str:
-    """Describe a value by its type, and a tensor by its dtype and shape, too."""
+    """Describe a value by its type, or a tensor by its dtype and shape."""
     if isinstance(value, Tensor):
         return f"{_name_of(value.dtype)} of shape {tuple(value.shape)}"
     return "None" if value is None else type(value).__name__

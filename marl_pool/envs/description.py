@@ -1,4 +1,4 @@
-"""Metadata of environments, for callers that do not play in them."""
+"""Metadata of environments, for callers that do not step them."""
 
 import json
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _descriptions: dict[object, EnvDescription] = {}
 
 
 def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
-    """Describe the environment of some options.
+    """Describe the environment that the options define.
 
     One environment is built for each distinct set of options and discarded.
 
@@ -39,17 +39,16 @@ def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
 
     Raises:
         InputError: an unknown name, a wrong option or a number out of range.
-        UntrustedError: a class or module that the present `trust` does not allow.
+        UntrustedError: a class or module that the current `trust` does not allow.
     """
-    # Import rules apply to every call: the class is resolved again, and modules that
-    # its options name were allowed if they were allowed for this key.
+    # Import rules apply to cached descriptions too: the class is resolved again, and
+    # the allowed modules, which its options may name, are part of the key.
     cls = resolve(Options(env_config).name, ENVS, "env", BatchedEnv)
     trusted = allowed() if is_restricted() else None
     try:
         key: object = cls, trusted, json.dumps(env_config, sort_keys=True)
-    except TypeError:  # an option without a JSON form, as a torch.dtype
+    except TypeError:  # an option without a JSON form, such as a torch.dtype
         key = None
-    # Build one environment for each set of options, and remember its description.
     if key is None or key not in _descriptions:
         env = make_batched_env(**env_config, num_envs=1)
         _descriptions[key] = EnvDescription(
@@ -63,7 +62,7 @@ def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
 
 
 def describe_states(env_config: Mapping[str, Any]) -> Mapping[str, TokenSpec]:
-    """Return the `BatchedEnv.state_specs` of an environment, as `describe_env`."""
+    """Return `BatchedEnv.state_specs` of the environment that the options define."""
     return checked_state_specs(make_batched_env(**env_config, num_envs=1))
 
 

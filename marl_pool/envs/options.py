@@ -12,10 +12,10 @@ def entity_counts(
     """Parse the numbers of entities, in the notation of the AdaPool paper.
 
     Args:
-        counts: one number a kind, joined by hyphens: ``"1-3-28"``.
+        counts: one number per kind of entity, joined by hyphens: ``"1-3-28"``.
         least: lower bound of each part of ``counts``.
-        **overrides: by option, in the order of ``counts``: a number that overrides its
-            part of ``counts``, or None to keep the part.
+        **overrides: for each option, in the order of ``counts``, a number that
+            overrides its part of ``counts``, or None to keep the part.
 
     Raises:
         InputError: a part of ``counts`` below its bound.
@@ -35,8 +35,8 @@ def entity_counts(
 def expand_counts(env_config: Mapping[str, Any]) -> dict[str, Any]:
     """Replace ``counts`` by the numbers that it abbreviates; drop ``workers``.
 
-    Two spellings of one environment become equal, so that runs can be compared. It is
-    the same whatever the number of processes that step it.
+    Two spellings of one environment become equal, so that runs can be compared. The
+    number of processes that step an environment does not change it.
 
     Args:
         env_config: ``{"name": …, **options}`` with all options.

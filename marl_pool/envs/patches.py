@@ -70,7 +70,7 @@ def patch_spec(grid: PatchGrid, num_frames: int, colors: int) -> TokenSpec:
 
 
 def outline(image: np.ndarray, grid: PatchGrid, tokens: Iterable[int]) -> np.ndarray:
-    """Draw a frame around the patches ``tokens`` in a copy of a square image."""
+    """Return a copy of a square image with the patches ``tokens`` outlined."""
     cv2, framed = opencv(), image.copy()
     scale = len(image) / grid.screen
     width = max(1, round(scale / 3))
@@ -99,7 +99,6 @@ def draw(
     cv2 = opencv()
     image = screen if screen.ndim == 3 else np.repeat(screen[..., None], 3, axis=2)
     if weights is not None:
-        # The opacity of the tint at each pixel.
         opacity = np.zeros((grid.screen, grid.screen, 1))
         tints = OPACITY * (1 - np.exp(-weights * len(weights) / FOCUS))
         for token, tint in enumerate(tints):

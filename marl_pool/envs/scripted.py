@@ -1,4 +1,4 @@
-"""Policies that are written, not learned: heuristic, random and plug-ins."""
+"""Scripted policies: heuristic, random and plug-ins."""
 
 from abc import abstractmethod
 from typing import Any
@@ -20,7 +20,7 @@ HEURISTIC, RANDOM = "heuristic", "random"
 
 
 class Heuristic(Policy):
-    """A deterministic policy without a state, which `choose` defines.
+    """A deterministic, stateless policy, defined by `choose`.
 
     Args:
         **config: the subclass's own options, JSON-ready.
@@ -32,7 +32,7 @@ class Heuristic(Policy):
 
     @abstractmethod
     def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """Return the action of each agent, and what `Decision.logits` reports."""
+        """Return the actions of the agents, and the logits for `Decision.logits`."""
 
     @override
     def act(
@@ -64,7 +64,7 @@ def scripted_policy(name: str, *, env: str, role: str, group: AgentGroup) -> Pol
         group: sizes and spaces of the group.
 
     Raises:
-        InputError: the environment has no heuristic, or an unknown policy.
+        InputError: an environment without a heuristic, or an unknown policy.
     """
     if name == RANDOM:
         return RandomPolicy(group.action_space)

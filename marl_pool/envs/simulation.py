@@ -1,7 +1,7 @@
 """Batches of environments around third-party simulators.
 
-A simulator cannot save its state, which is therefore the log of its episode: the seed
-and the actions, which are replayed when needed.
+A simulator cannot save its state. The state of its environment is therefore the log of
+the episode, the seed and the actions, which are replayed when needed.
 """
 
 import weakref
@@ -21,7 +21,7 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import uniform
 
 Result = TypeVar("Result")
-"""Result of a simulator's reset, and of its step."""
+"""Result of a simulator's reset and of its step."""
 
 
 class Simulator(ABC, Generic[Result]):
@@ -33,10 +33,10 @@ class Simulator(ABC, Generic[Result]):
 
     @abstractmethod
     def step(self, action: np.ndarray) -> Result:
-        """Step by a flat array."""
+        """Take one step with a flat action array."""
 
     def replay(self, seed: int, actions: Sequence[np.ndarray]) -> Result:
-        """Start an episode, step by all ``actions`` and return the last result."""
+        """Start an episode, take all ``actions`` and return the last result."""
         result = self.reset(seed)
         for action in actions:
             result = self.step(action)
@@ -45,7 +45,7 @@ class Simulator(ABC, Generic[Result]):
 
 @dataclass(eq=False)
 class ActionLog:
-    """The seed and the actions of an episode, which determine its present state.
+    """The seed and the actions of an episode, which determine its current state.
 
     A log only grows, and is compared by identity. An action is a flat array.
     """
@@ -55,14 +55,14 @@ class ActionLog:
 
 
 class LoggedSimulator(Generic[Result]):
-    """A simulator in the state at the end of its log; None before the first episode."""
+    """A simulator in the state at the end of ``log``, None before the first episode."""
 
     def __init__(self, inner: Simulator[Result]) -> None:
         self.inner = inner
         self.log: ActionLog | None = None
 
     def replay(self, log: ActionLog) -> Result:
-        """Reset, and repeat the actions of ``log``; later steps are added to it."""
+        """Reset and repeat the actions of ``log``, to which later steps are added."""
         result = self.inner.replay(log.seed, log.actions)
         self.log = log
         return result
@@ -76,7 +76,7 @@ class LoggedSimulator(Generic[Result]):
 
 
 class ReplayCursor(NamedTuple, Generic[Result]):
-    """The state of an environment: after the first ``length`` actions of a log.
+    """The state of an environment after the first ``length`` actions of a log.
 
     Environments made by `BatchedEnv.select` share simulators. The first one to be
     stepped continues with the simulator; the others replay the episode in another one.
@@ -104,9 +104,9 @@ def reset_seeds(keys: Tensor) -> list[int]:
 class ReplayedEnv(BatchedEnv, Generic[Result]):
     """A batch of environments with one simulator each, whose states are replay cursors.
 
-    Episodes must follow from the seed of their reset and the actions alone. The actions
-    are logged, and replayed when a state is loaded, and when both an environment and
-    one selected from it are stepped: loading a state at step t costs t simulator steps.
+    An episode must be determined by its seed and the actions. The actions are logged,
+    and replayed when a state is loaded and when both an environment and one selected
+    from it are stepped: loading a state at step t costs t simulator steps.
 
     Args:
         build: builds a simulator.
@@ -125,7 +125,7 @@ class ReplayedEnv(BatchedEnv, Generic[Result]):
         super().__init__(num_envs, max_steps=max_steps, **common)
         self._new_simulator = build
         self._cursors: list[ReplayCursor[Result] | None] = [None] * num_envs
-        # Simulators that no environment uses, shared with batches selected from this.
+        # Simulators that no environment uses, shared with batches that `select` copies.
         self._spare: list[Simulator[Result]] = []
 
     @override
@@ -151,7 +151,7 @@ class ReplayedEnv(BatchedEnv, Generic[Result]):
         }
 
     def _replay(self, row: int, log: ActionLog) -> Result:
-        """Bring an environment to the end of ``log``, in its own simulator if free."""
+        """Bring an environment to the end of ``log``, in its simulator if in sync."""
         cursor = self._cursors[row]
         simulator = cursor.simulator if cursor and cursor.in_sync else self._acquire()
         result = simulator.replay(log)
@@ -171,7 +171,7 @@ class ReplayedEnv(BatchedEnv, Generic[Result]):
         return result
 
     def _acquire(self) -> LoggedSimulator[Result]:
-        """Return an unused simulator; it is spare once no environment refers to it."""
+        """Return an unused simulator, spare again once no environment refers to it."""
         inner = self._spare.pop() if self._spare else self._new_simulator()
         simulator = LoggedSimulator(inner)
         weakref.finalize(simulator, self._spare.append, inner).atexit = False
@@ -237,8 +237,8 @@ class SimulatedEnv(ReplayedEnv[SimulatorStep]):
         if not torch.equal(replayed, self.observations[list(steps)]):
             raise InputError(
                 f"env {type(self).__name__}: expected the observations of the saved "
-                "state after a replay, got others: use the versions of the simulator "
-                "that saved it"
+                "state after a replay, got different ones: use the version of the "
+                "simulator that saved it"
             )
 
     @override
@@ -253,7 +253,6 @@ class SimulatedEnv(ReplayedEnv[SimulatorStep]):
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         rewards = torch.zeros(self.num_envs, 1, dtype=self.dtype, device=self.device)
-        # Step only the simulators whose episode has not ended.
         rows = (~self.over).nonzero()[:, 0]
         (name,) = self.groups
         if len(rows):
@@ -270,7 +269,7 @@ class SimulatedEnv(ReplayedEnv[SimulatorStep]):
     def _observe_steps(
         self, rows: Tensor, steps: Sequence[SimulatorStep], *, first: bool
     ) -> None:
-        # Replace tensors instead of writing into what a caller may keep.
+        # Replace tensors, since a caller may keep those that it was given.
         newest = self._observations_of(steps)
         self.observations = self.observations.index_copy(0, rows, newest)
         self._update_frames(rows, first=first)

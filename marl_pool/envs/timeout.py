@@ -16,7 +16,7 @@ REMOTE_LIMIT = 600.0
 GRACE = 5.0
 """Seconds from the exception to the end of the process, if the call does not return."""
 RAISED_BY = "raised by "
-"""Begin of the note on an exception of an environment."""
+"""Start of the note that `env_call` adds to an exception."""
 STATUS = 1
 """Exit status of a process that had to be ended."""
 
@@ -25,17 +25,17 @@ class EnvTimeoutError(RuntimeError):
     """A call of an environment that took longer than ``env_timeout``."""
 
 
-# No RuntimeError: contextlib takes one with a StopIteration as its cause for Python's
-# own, and lets the cause pass.
+# Not a RuntimeError: contextlib takes one whose cause is a StopIteration for Python's
+# own (PEP 479), and lets the StopIteration pass.
 class EnvExitError(Exception):
-    """An environment that raised what ends a process or a loop of its caller.
+    """An exception of an environment that would end the process or a caller's loop.
 
-    Such are `SystemExit` and `StopIteration`.
+    Examples are `SystemExit` and `StopIteration`.
     """
 
 
 class Watchdog(threading.Thread):
-    """Interrupt calls that exceed a limit.
+    """A thread that interrupts calls that exceed a time limit.
 
     In the main thread, `EnvTimeoutError` is raised in the call. Where that is not
     possible, in another thread or in a library that never returns to Python, the
@@ -43,7 +43,7 @@ class Watchdog(threading.Thread):
 
     Args:
         seconds: limit of one call.
-        describe: the last line of a process that has to be ended, given the reason.
+        describe: returns the last line of a process that is ended, given the reason.
     """
 
     def __init__(self, seconds: float, describe: Callable[[str], str]) -> None:
@@ -61,7 +61,7 @@ class Watchdog(threading.Thread):
             late = 0.0 if call is None else time.monotonic() - call[1] - self.seconds
             if call is None or late <= 0:
                 continue
-            # Signals wake sleeping system calls, and reach the main thread alone.
+            # A signal interrupts system calls, but only in the main thread.
             if self.main and raised != call:
                 raised = call
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
@@ -72,7 +72,7 @@ class Watchdog(threading.Thread):
 
     @property
     def reason(self) -> str:
-        """The call that hangs, and the limit."""
+        """The message: the call that hangs, and the limit."""
         name = self.call[0] if self.call else "an environment"
         return (
             f"{name} took longer than {self.seconds:g} seconds, the limit env_timeout"
@@ -115,12 +115,11 @@ def limit_calls(
 def env_call(env: object, operation: str) -> Iterator[None]:
     """Apply the limit of `limit_calls` to a block, such as one step.
 
-    Exceptions take a note that names the call; see `raised_by`.
+    Exceptions get a note that names the call; see `raised_by`.
 
     Raises:
-        EnvExitError: in place of an exception that would end the process, or a
-            generator that plays, without a word. Ctrl-C and the signals remain what
-            they are.
+        EnvExitError: in place of an exception that would silently end the process or a
+            generator. A KeyboardInterrupt, which signals raise too, passes unchanged.
     """
     watchdog, call = _active, f"{operation} of {type(env).__name__}"
     if watchdog is not None:
@@ -142,7 +141,7 @@ def env_call(env: object, operation: str) -> Iterator[None]:
 
 
 def raised_by(error: Exception) -> str:
-    """Return the call of an environment that raised an exception, or nothing."""
+    """Return the `env_call` that raised an exception, or an empty string."""
     notes: list[str] = getattr(error, "__notes__", [])
     calls = [note for note in notes if note.startswith(RAISED_BY)]
     return calls[0].removeprefix(RAISED_BY) if calls else ""

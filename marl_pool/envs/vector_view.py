@@ -1,6 +1,5 @@
 """Gymnasium's vector view: a batch of environments with one agent each."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +10,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 from typing_extensions import override
 
-from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.envs.contract import CheckedEnv
-from marl_pool.options.signatures import check_argument
-from marl_pool.options.types import Seed
+from marl_pool.envs.views import RENDERING, ViewedEnv, several_agents
 from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
@@ -28,12 +24,12 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
     """A batch of environments behind Gymnasium's ``VectorEnv``.
 
     ``gymnasium.make_vec("marl_pool/simple_centroid-v0", num_envs=64)`` builds it. All
-    environments advance in one call, many times as fast as one after the other. An
+    environments advance in one call, many times faster than one after another. An
     episode that ends is followed by the next one in the same step
     (``AutoresetMode.SAME_STEP``), and its last observation is ``infos["final_obs"]``.
 
     Episodes follow the option ``seed``; ``reset(seed=…)`` starts over with that seed,
-    of which each environment derives its own. Without either, the first reset takes a
+    from which each environment derives its own. Without either, the first reset takes a
     seed from the operating system.
 
     Args:
@@ -44,9 +40,9 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
 
     Raises:
         InputError: several agents, an unknown name or mode, a wrong option; in `reset`,
-            a seed that is no integer in [0, 2**63); in `step`, actions of another shape
-            or not in the action space; an environment that breaks its contract, with a
-            number that is NaN or infinite, too.
+            a seed that is not an integer in [0, 2**63); in `step`, actions of another
+            shape or not in the action space; an environment that breaks its contract,
+            also by a number that is NaN or infinite.
     """
 
     def __init__(
@@ -57,33 +53,24 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
-        if render_mode not in (None, "rgb_array"):
-            raise InputError(
-                f"render_mode: expected None or one of rgb_array, got {render_mode!r}"
-            )
-        self._name, self._options = name, options
-        self._seeded = "seed" in options
-        self.env: BatchedEnv = make_batched_env(name, num_envs, **options)
-        self._checked = CheckedEnv(self.env)
+        self._checked = ViewedEnv(name, num_envs, render_mode, **options)
         counts = [group.num_agents for group in self.env.groups.values()]
         if counts != [1]:
-            raise InputError(
-                f"env {name!r}: a Gymnasium view expects one agent, got {sum(counts)}; "
-                "make_env gives all of them"
-            )
+            raise several_agents(name, sum(counts))
         ((self._group, group),) = self.env.groups.items()
         self.num_envs, self.render_mode = num_envs, render_mode
-        self.metadata = {
-            "render_modes": ["rgb_array"],
-            "render_fps": 10,
-            "autoreset_mode": AutoresetMode.SAME_STEP,
-        }
+        self.metadata = {**RENDERING, "autoreset_mode": AutoresetMode.SAME_STEP}
         space = group.observation_space()
         self._dtypes = {name: part.dtype for name, part in space.items()}
         self.single_observation_space = space
         self.single_action_space = group.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+
+    @property
+    def env(self) -> BatchedEnv:
+        """The batch of environments."""
+        return self._checked.env
 
     @override
     def reset(
@@ -94,19 +81,10 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
     ) -> tuple[Observations, dict[str, Any]]:
         if isinstance(seed, Sequence) and not isinstance(seed, str):
             raise InputError(
-                "reset: expected one seed, of which each environment derives its own, "
-                f"got {len(seed)}"
+                "reset: expected one seed, from which each environment derives its "
+                f"own, got {len(seed)}"
             )
-        # Without any seed, new views shall differ.
-        if seed is None and not self._seeded:
-            seed = secrets.randbits(31)
-        if seed is not None:
-            check_argument("seed", seed, Seed)
-            self._seeded = True
-            seeded = {**self._options, "seed": int(seed)}
-            self.env = make_batched_env(self._name, self.num_envs, **seeded)
-            self._checked = CheckedEnv(self.env)
-        self._checked.reset()
+        self._checked.start(seed)
         return self._observe(), {}
 
     @override
@@ -118,7 +96,6 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         ended = step.terminated | step.truncated
         infos: dict[str, Any] = {}
         if bool(ended.any()):
-            # Observe before the reset.
             over, last = ended.cpu().numpy(), self._observe()
             final = np.full(self.num_envs, None, dtype=object)
             for i in over.nonzero()[0]:

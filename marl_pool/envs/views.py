@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -14,6 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.contract import CheckedEnv
 from marl_pool.options.signatures import check_argument
 from marl_pool.options.types import Seed
@@ -22,7 +24,41 @@ from marl_pool.utils.errors import InputError
 
 Observation = dict[str, np.ndarray]
 RENDERING = {"render_modes": ["rgb_array"], "render_fps": 10}
-"""Metadata of both views."""
+"""Metadata of all views."""
+
+
+class ViewedEnv(CheckedEnv):
+    """The environment of a view, which is built anew for each seed of a reset."""
+
+    def __init__(
+        self, name: str, num_envs: int, render_mode: str | None, **options: Any
+    ) -> None:
+        if render_mode not in (None, "rgb_array"):
+            raise InputError(
+                f"render_mode: expected None or 'rgb_array', got {render_mode!r}"
+            )
+        self._build = partial(make_batched_env, name, num_envs, **options)
+        self._is_seeded = "seed" in options
+        super().__init__(self._build())
+
+    def start(self, seed: int | None) -> None:
+        """Begin the first episode of a seed, or the next one if it is None."""
+        # Without any seed, new views should differ.
+        if seed is None and not self._is_seeded:
+            seed = secrets.randbits(31)
+        if seed is not None:
+            check_argument("seed", seed, Seed)
+            self._is_seeded = True
+            self.env = self._build(seed=int(seed))
+        self.reset()
+
+
+def several_agents(name: str, count: int) -> InputError:
+    """Return the error for an environment of several agents in Gymnasium's view."""
+    return InputError(
+        f"env {name!r}: a Gymnasium view expects one agent, got {count}; "
+        "make_env gives all of them"
+    )
 
 
 class ParallelView(ParallelEnv[str, Observation, Any]):
@@ -30,10 +66,10 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
 
     Agents are named ``"<group>_<index>"``. An observation is a dict of NumPy arrays,
     the parts of `marl_pool.tokens.Tokens`, with ``action_mask`` if the group has one
-    from the start; a mask that shows only after a reset is in the infos. An agent that
-    ceases to be active is terminated. Episodes follow the option ``seed``, starting at
-    ``first_episode``; ``reset(seed=…)`` starts over with that seed. Without either, the
-    first reset takes a seed from the operating system, so that new views differ.
+    from the start; a mask that appears only after a reset is in the infos. An agent
+    that is no longer alive is terminated. Episodes follow the option ``seed``, starting
+    at ``first_episode``; ``reset(seed=…)`` starts over with that seed. Without either,
+    the first reset takes a seed from the operating system, so that new views differ.
 
     Args:
         name: a registered environment, or ``package.module:Class``.
@@ -42,53 +78,50 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
 
     Raises:
         InputError: an unknown name or mode, a wrong option or a number out of range; an
-            unknown agent; in `reset`, a seed that is no integer in [0, 2**63); in
-            `step`, no episode that was begun, a living agent without an action, or an
-            invalid action. Actions of agents that are gone are ignored; in `render`, no
-            episode was begun. An environment that breaks its contract, with a number
-            that is NaN or infinite, too.
+            unknown agent; in `reset`, a seed that is not an integer in [0, 2**63); in
+            `step`, no running episode, a living agent without an action, or an invalid
+            action (agents that are gone are ignored); in `render`, no episode yet; an
+            environment that breaks its contract, also by a number that is NaN or
+            infinite.
     """
 
     def __init__(
         self, name: str, *, render_mode: str | None = None, **options: Any
     ) -> None:
-        if render_mode not in (None, "rgb_array"):
-            raise InputError(
-                f"render_mode: expected None or one of rgb_array, got {render_mode!r}"
-            )
         if "num_envs" in options:
             raise InputError(
                 f"env.num_envs: expected a single env in a view of {name!r}, got "
                 f"{options['num_envs']!r}; make_batched_env gives many"
             )
-        # Build a batch of one environment.
-        self._name, self._options = name, options
-        self._seeded = "seed" in options
         self.render_mode = render_mode
-        self.env = make_batched_env(name, 1, **options)
-        self._checked = CheckedEnv(self.env)
+        self._checked = ViewedEnv(name, 1, render_mode, **options)
+        env = self.env
         self.metadata = {
-            "name": f"{name.rpartition(':')[2]}_v{self.env.version}",
+            "name": f"{name.rpartition(':')[2]}_v{env.version}",
             "is_parallelizable": True,
             **RENDERING,
         }
         # The group and index of each agent.
         self._places = {
             f"{group}_{number}": (group, number)
-            for group, members in self.env.groups.items()
+            for group, members in env.groups.items()
             for number in range(members.num_agents)
         }
         self.possible_agents = list(self._places)
         self._rows = {
-            name: ActionRows(group.action_space)
-            for name, group in self.env.groups.items()
+            name: ActionRows(group.action_space) for name, group in env.groups.items()
         }
         self.agents: list[str] = []
         self._begun = self._playing = False
-        groups = {agent: self.env.groups[g] for agent, (g, _) in self._places.items()}
+        groups = {agent: env.groups[g] for agent, (g, _) in self._places.items()}
         # Each agent has its own space, because users seed their samplers one by one.
         self.observation_spaces = {a: g.observation_space() for a, g in groups.items()}
         self.action_spaces = {a: deepcopy(g.action_space) for a, g in groups.items()}
+
+    @property
+    def env(self) -> BatchedEnv:
+        """A batch of one environment."""
+        return self._checked.env
 
     @override
     def observation_space(self, agent: str) -> spaces.Dict:
@@ -104,16 +137,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Observation], dict[str, dict[str, Any]]]:
-        # Without any seed, new views shall differ.
-        if seed is None and not self._seeded:
-            seed = secrets.randbits(31)
-        if seed is not None:
-            check_argument("seed", seed, Seed)
-            self._seeded = True
-            seeded = {**self._options, "seed": int(seed)}
-            self.env = make_batched_env(self._name, 1, **seeded)
-            self._checked = CheckedEnv(self.env)
-        self._checked.reset()
+        self._checked.start(seed)
         self._begun = self._playing = True
         self.agents = self._living()
         return self._observe(self.agents)
@@ -176,7 +200,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
     def _observe(
         self, agents: list[str]
     ) -> tuple[dict[str, Observation], dict[str, dict[str, Any]]]:
-        """Return observations and infos, which hold what is in no space."""
+        """Return observations, and infos with the parts that are in no space."""
         groups = self._checked.observe()
         observations: dict[str, Observation] = {}
         infos: dict[str, dict[str, Any]] = {}
@@ -232,10 +256,7 @@ class OneAgentView(gymnasium.Env[Observation, Any]):
         self.render_mode = render_mode
         agents = self.view.possible_agents
         if len(agents) != 1:
-            raise InputError(
-                f"env {name!r}: a Gymnasium view expects one agent, got {len(agents)}; "
-                "make_env gives all of them"
-            )
+            raise several_agents(name, len(agents))
         self.agent = agents[0]
         self.observation_space = self.view.observation_space(self.agent)
         self.action_space = self.view.action_space(self.agent)

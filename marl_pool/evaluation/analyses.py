@@ -1,4 +1,4 @@
-"""Analyses of installed packages, which follow an evaluation."""
+"""Analyses from installed packages, which run after an evaluation."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +10,15 @@ from marl_pool.options.plugins import installed, load
 from marl_pool.utils.errors import EXTRAS, UnfitTokensError, install_hint
 
 Analysis = Callable[[EvaluatedRun, EvaluateSettings], Path]
-"""Write one file, and return its path."""
+"""Writes one file and returns its path."""
 
 
 def analyse_run(evaluated: EvaluatedRun, settings: EvaluateSettings) -> list[Path]:
-    """Make what each package adds to an evaluation, then the analyses asked for.
+    """Run each package's ``after_evaluation`` hook, then the requested analyses.
 
     Returns:
-        The files written. The reason for an analysis that does not fit the policy, or
-        needs a missing package, is printed.
+        The files written. An analysis that does not fit the policy, or needs a missing
+        package, is left out, and the reason is printed.
     """
     paths: list[Path] = []
     for plugins in installed().values():

@@ -1,4 +1,4 @@
-"""Any function from observations to actions, or model that predicts, as a policy."""
+"""Policies from any function of observations, or model with ``predict``."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -33,34 +33,35 @@ class Predictor(Protocol):
 
 
 class CallablePolicy(Policy):
-    """A function, or a model that predicts, as a policy without memory.
+    """Policy without memory that calls a function, or the ``predict`` of a model.
 
-    It takes observations of the environment's own space, in a batch as of
-    ``gymnasium.vector``: arrays ``(B, …)``, or a dict or tuple of them, where B counts
-    environments times agents. What a perturbation did to tokens is done to these (see
-    `TokenView.observations`). Where observations are tokens, they are a dictionary of
-    ``features (B, N, F)``, ``types (B, N)`` and ``padding (B, N)``, and ``action_mask
-    (B, n)`` bool, True = allowed, where there is one.
+    It is called with observations of the environment's own space, batched as by
+    ``gymnasium.vector``: arrays ``(B, …)``, or a dict or tuple of them, where B is
+    environments times agents. Perturbations of tokens are carried over to these
+    observations (see `TokenView.observations`). Where observations are tokens, they are
+    a dictionary of ``features (B, N, F)``, ``types (B, N)`` and ``padding (B, N)``, and
+    ``action_mask (B, n)`` bool, True = allowed, if there is one.
 
-    A function decides by itself whether it samples. It, or a model's ``predict``,
-    receives ``action_masks``, as above or None, if this is a parameter, and ``predict``
-    also ``deterministic``. So it gets masks that the environment has in its infos.
+    A function decides by itself whether it samples. If the function or ``predict`` has
+    a parameter ``action_masks``, it receives the mask, even one from the environment's
+    infos; without a mask, the function receives None. ``predict`` also receives
+    ``deterministic`` if it has that parameter.
 
     Args:
-        act: returns actions as `ActionSpec` has them: ``(B, A)`` in the units of a Box,
-            which clips them; ``(B,)`` of a Discrete space; ``(B, K)`` of several
-            choices, each counted from 0; or ``(B, K + A)``, the choices before the
-            numbers of a Box.
+        act: function or model, whose actions are as in `ActionSpec`: ``(B, A)`` in the
+            units of a Box, which clips them; ``(B,)`` for a Discrete space; ``(B, K)``
+            for several choices, each counted from 0; or ``(B, K + A)``, the choices
+            before the numbers of a Box.
         group: group of agents that it plays.
 
     Raises:
-        InputError: ``act`` neither can be called nor predicts, or tokens cannot become
-            observations again.
+        InputError: ``act`` is not callable and has no ``predict``, the model states
+            another action space, or tokens cannot be converted back to observations.
 
-    `act` raises `InputError` for actions of another shape or dtype, or that are not
-    finite, and `UnfitTokensError` if the function fails on another number of tokens
-    than the environment's, which some perturbations change, or if its space cannot
-    hold the perturbed tokens.
+    `act` raises `InputError` for actions that have another shape or dtype, are not
+    finite or not allowed, and `UnfitTokensError` if the function fails on another
+    number of tokens than the environment's, which some perturbations change, or if the
+    observation space cannot hold the perturbed tokens.
     """
 
     def __init__(self, act: Act | Predictor, group: AgentGroup) -> None:
@@ -85,16 +86,16 @@ class CallablePolicy(Policy):
                 f"a Policy, got {type(act).__name__}"
             )
         if group.view is not None:
-            # A space without a way back is refused before any episode.
+            # Before any episode, reject a space that tokens cannot be turned back into.
             blank = group.view.arrays(1).items()
             group.view.observations(
                 group.view.tokens({name: torch.from_numpy(a) for name, a in blank})
             )
-        # Several threads play cases, which a foreign library may not support.
+        # Cases are played in several threads, which a foreign library may not support.
         self._lock = Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CallablePolicy":
-        # The function may refer to a whole foreign library, which need not be copied.
+        # The function may hold a whole foreign model, which need not be copied.
         return self
 
     @override
@@ -133,9 +134,9 @@ class CallablePolicy(Policy):
         return Decision(action, zeros, zeros, zeros[..., None], state)
 
     def misfit(self, perturbation: Perturbation) -> str:
-        """Return the reason why the observations' space has no such perturbation.
+        """Return why the observation space cannot express a perturbation.
 
-        Empty if it may have it; `act` raises for tokens that it cannot hold.
+        Empty if it may; `act` raises for tokens that the space cannot hold.
         """
         if self.group.view is None:
             return ""
@@ -162,7 +163,8 @@ class CallablePolicy(Policy):
         # Check shape, kind and values before anything is cast.
         if actions.shape != shape:
             raise InputError(
-                f"policy: expected actions of shape {shape}, got {actions.shape}"
+                f"policy: expected actions of shape {shape}, one for each observation "
+                f"of the batch, got {actions.shape}"
             )
         if dtype.kind not in codes:
             raise InputError(f"policy: expected actions of {kind} dtype, got {dtype}")
@@ -175,7 +177,7 @@ class CallablePolicy(Policy):
 def _predictor(
     model: Any,
 ) -> Callable[[Any, np.ndarray | None, bool], ArrayLike]:
-    """Return the ``predict`` of a model as a function of what `CallablePolicy` has."""
+    """Adapt a model's ``predict`` to the observation, mask and exploration flag."""
     parameters = _parameters(model.predict)
 
     def act(observation: Any, mask: np.ndarray | None, explore: bool) -> ArrayLike:
@@ -200,7 +202,7 @@ def _predictor(
 
 
 def _validate_actions(model: Any, group: AgentGroup) -> None:
-    """Raise InputError for a model that says that it has another action space."""
+    """Raise InputError if a model states another action space."""
     space = getattr(model, "action_space", None)
     if isinstance(space, spaces.Space) and ActionSpec.of(space) != group.actions:
         raise InputError(
@@ -210,7 +212,7 @@ def _validate_actions(model: Any, group: AgentGroup) -> None:
 
 
 def _validate_observation(model: Any, observation: Any) -> None:
-    """Raise InputError for a model that says that it has another observation space."""
+    """Raise InputError if a model states another observation space."""
     space = getattr(model, "observation_space", None)
     entries: Any = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     for key, part in entries.items():
@@ -222,10 +224,10 @@ def _validate_observation(model: Any, observation: Any) -> None:
         shape = getattr(array, "shape", None)
         if shape is None or shape[1:] not in (part.shape, _last_first(part.shape)):
             where = f", and in it {key} of shape {part.shape}" if key else ""
-            got = "no such array" if shape is None else f"the shape {shape[1:]}"
+            actual = "no such array" if shape is None else f"the shape {shape[1:]}"
             raise InputError(
                 f"policy: expected an environment with the model's observation space, "
-                f"{' '.join(str(space).split()):.200}{where}; got {got}"
+                f"{' '.join(str(space).split()):.200}{where}; got {actual}"
             )
 
 
@@ -235,10 +237,10 @@ def _last_first(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _parameters(function: Callable[..., Any]) -> Collection[str]:
-    """Return the names of a function's parameters; none of one without a signature."""
+    """Return the names of a function's parameters; empty without a signature."""
     try:
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # as of some functions in C
+    except (TypeError, ValueError):  # such as some functions in C
         return ()
 
 
@@ -249,7 +251,7 @@ def _choices(actions: np.ndarray, spec: ActionSpec) -> np.ndarray:
 
 
 def _validate_choices(actions: np.ndarray, spec: ActionSpec) -> None:
-    """Raise InputError for choices that are no options."""
+    """Raise InputError for choices out of range or between options."""
     choices = _choices(actions, spec)
     inside = (choices >= 0) & (choices < spec.sizes) & (choices == choices // 1)
     if not inside.all():
@@ -266,7 +268,7 @@ def _validate_allowed(actions: np.ndarray, mask: np.ndarray, spec: ActionSpec) -
     choices = _choices(actions, spec).astype(np.int64)
     firsts = np.cumsum((0, *spec.sizes[:-1]))
     allowed = np.take_along_axis(mask, firsts + choices, 1)
-    # Agents that are absent may do nothing at all.
+    # Absent agents have no allowed option.
     wrong = mask.any(1, keepdims=True) & ~allowed
     if wrong.any():
         row, number = map(int, np.argwhere(wrong)[0])

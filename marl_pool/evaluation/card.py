@@ -1,4 +1,4 @@
-"""Model cards: what a policy is, how it is used, trained and how robust it was."""
+"""Model cards: what a policy is, how to use it, how it was trained and measured."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.results import CLEAN, NAN, TRAINED, Result, interval_of
+from marl_pool.evaluation.results import (
+    CLEAN,
+    TRAINED,
+    Result,
+    interval_of,
+    policies_in_words,
+)
+from marl_pool.evaluation.templates import template
 from marl_pool.files.hub import HubFolder
 from marl_pool.files.manifest import is_intact_json
 from marl_pool.files.reading import read_json
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
     from marl_pool.runs.run import Run
 
 SEAL = "<!-- marl-pool push: sha256 {} -->\n"
-"""Last line of a card, which tells it from another's, or from one that was edited."""
+"""Last line of a card, which reveals one that was edited or is not from a push."""
 DECIMALS = 3
 
 
@@ -32,8 +39,8 @@ class CardContent:
         target: repository of the card.
         run: run of the policy.
         modules: its policies, by module name.
-        document: content of an evaluation's JSON file, or None without one.
-        picture: name of the moving picture beside the card; empty for none.
+        document: content of an evaluation's JSON file, if there is one.
+        picture: name of the video or animation beside the card, or empty.
         command: command that trains such a policy; empty if it is not known.
         license: identifier of a license, or None to state none.
     """
@@ -48,15 +55,14 @@ class CardContent:
 
     @property
     def results(self) -> list[Result]:
-        """Rows of the evaluation; random and scripted policies only where clean."""
+        """Rows of the evaluation; random and scripted policies only unperturbed."""
         document = self.document or {"results": []}
-        names = {field.name for field in fields(Result)}
-        rows = []
-        for entry in document["results"]:
-            values: dict[str, Any] = {key: entry[key] for key in names & entry.keys()}
-            # JSON has no NaN.
-            missing = [key for key, value in values.items() if value is None]
-            rows.append(Result(**(values | dict.fromkeys(missing, NAN))))
+        names = [field.name for field in fields(Result)]
+        # JSON has no NaN, the default of all numbers.
+        rows = [
+            Result(**{key: entry[key] for key in names if entry.get(key) is not None})
+            for entry in document["results"]
+        ]
         return [row for row in rows if row.policy == TRAINED or row.label == CLEAN]
 
     @property
@@ -74,33 +80,26 @@ def write_card(content: CardContent) -> str:
 
     Needs the extra ``hub``.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    # Markdown has no markup that could be escaped in code; cells are, in `_rows`.
-    environment = Environment(
-        loader=PackageLoader("marl_pool.evaluation", "."),
-        autoescape=False,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    # Escaping would show in Markdown's code; `_table` escapes its cells by itself.
+    card = template("marl_pool.evaluation", "card.md.j2", autoescape=False)
     run, record = content.run, content.document or {}
     columns, rows = _table(content.results)
-    source = str(content.target)
-    text = environment.get_template("card.md.j2").render(
+    iteration = record.get("iteration")
+    checkpoint = "the saved policy" if iteration is None else f"iteration {iteration}"
+    text = card.render(
         header=_header(content),
         name=content.target.name,
         parts=_parts(content),
         version=__version__,
         picture=content.picture,
-        source=source,
+        source=str(content.target),
         flags="".join(f" --plugin {quoted(name)}" for name in content.plugins),
         loader="load_policy" if len(content.modules) == 1 else "load_policies",
         plugins=content.plugins,
         parameters=f"{num_parameters(content.modules):,}",
         record=record,
         episodes=record.get("episodes"),
-        checkpoint=_checkpoint(record),
+        checkpoint=checkpoint,
         columns=columns,
         rows=rows,
         command=content.command,
@@ -112,7 +111,7 @@ def write_card(content: CardContent) -> str:
 
 
 def is_sealed(card: str) -> bool:
-    """Return True for a card of `write_card` that nobody has edited."""
+    """Return True for a card from `write_card` that nobody has edited."""
     text = card[: card.rfind("<!--")]
     return card == text + SEAL.format(_digest(text))
 
@@ -132,7 +131,7 @@ def _header(content: CardContent) -> str:
     """Return the YAML that the hub reads: library, tags, license and scores."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    env = str(content.run.config["env"]["name"])
+    env = content.run.env["name"]
     heads = _names(content, "pooling")
     measured = [
         row
@@ -165,7 +164,7 @@ def _parts(content: CardContent) -> str:
     """Name pooling heads, encoders and the environment."""
     heads, encoders = _names(content, "pooling"), _names(content, "encoder")
     kinds = [f"`{name}`" for name in dict.fromkeys([*encoders, *heads])]
-    env = _cell(content.run.config["env"]["name"])
+    env = _cell(content.run.env["name"])
     return f"{', '.join(kinds) or 'A policy'} in the environment `{env}`"
 
 
@@ -184,17 +183,10 @@ def num_parameters(modules: Mapping[str, SpecifiedPolicy]) -> int:
     )
 
 
-def _checkpoint(record: Mapping[str, Any]) -> str:
-    iteration = record.get("iteration")
-    return f"iteration {iteration}" if iteration is not None else "the saved policy"
-
-
 def _table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
     columns = ["policy", "perturbation", "severity", "mean return", "drop", "score"]
     rows = []
-    several = len({row.group for row in results}) > 1
-    for row in results:
-        policy = f"{row.group}: {row.policy_label}" if several else row.policy_label
+    for row, policy in zip(results, policies_in_words(results), strict=True):
         cells = [policy, row.label, f"{row.severity:g}" if row.perturbed else ""]
         if row.missing:
             cells += [f"not measured: {row.missing}", "", ""]

@@ -1,4 +1,4 @@
-"""Cases of an evaluation, policies under one condition each, and their episodes."""
+"""Cases of an evaluation, each of policies under one condition, and their episodes."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from marl_pool.rollout import Rollout, Transition
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 SIMULATORS = 32
-"""Environments stepped at a time, if each is a separate simulator."""
+"""Maximum number of environments stepped at once, if each is a simulator."""
 EpisodeReturns = dict[str, np.ndarray]
 """``(episodes,)`` float64 returns by group, mean over the group's agents, in order of
 the environments."""
@@ -42,7 +42,7 @@ class TransferEnv:
         make: factory of the environments, numbered as in the other cases.
         policies: policies by group, rescaled if the row asks for it.
         baselines: other policies by name, which play in it too.
-        missing: reason why it cannot be played; empty if it can.
+        missing: why it cannot be played; empty if it can.
         options: other settings of the row, if they differ from the defaults.
     """
 
@@ -63,14 +63,14 @@ class Case:
         policy: ``"trained"`` or the name of a baseline.
         policies: policies by group.
         explore: sample actions.
-        perturbation: None for clean episodes, and if it does not fit the tokens.
+        perturbation: None for clean episodes, or if it does not fit the tokens.
         name: name of the perturbation, ``"clean"`` or ``"transfer"``.
         options: options of the perturbation, without severity.
         severity: severity in [0, 1].
         transfer: the other environment, if it is one.
-        missing: reason why it cannot be played; empty if it can.
+        missing: why it cannot be played; empty if it can.
         exact: the policies have their original precision, not float32.
-        hidden: played for comparison only, without a separate row.
+        hidden: played for comparison only, without a row.
     """
 
     policy: str
@@ -87,9 +87,11 @@ class Case:
 
     @property
     def end(self) -> int | None:
-        """Step from which on the perturbation is over; None for no such step."""
-        change = self.perturbation
-        return change.end if isinstance(change, SampledPerturbation) else None
+        """Step from which the perturbation is over, or None if it lasts."""
+        perturbation = self.perturbation
+        if isinstance(perturbation, SampledPerturbation):
+            return perturbation.end
+        return None
 
     def result(self, group: str, **numbers: Any) -> Result:
         """Return the row of one group."""
@@ -126,15 +128,16 @@ def cases_of(
             case = Case(
                 TRAINED, policies, name=name, options=options, severity=severity
             )
-            # One that does not fit these tokens leaves a reason in its rows.
+            # A perturbation that does not fit the tokens leaves a reason in its rows.
             try:
-                change = perturb({"name": name, **options, "severity": severity}, env)
-                if reason := _misfit(policies, change):
+                config = {"name": name, **options, "severity": severity}
+                perturbation = perturb(config, env)
+                if reason := _misfit(policies, perturbation):
                     raise UnfitTokensError(reason)
-                perturbed.append(replace(case, perturbation=change))
+                perturbed.append(replace(case, perturbation=perturbation))
             except UnfitTokensError as error:
                 perturbed.append(replace(case, missing=str(error)))
-    # Rows are identified by label and severity in reports.
+    # Reports identify rows by label and severity.
     rows = [
         f"{label(case.name, case.options)!r} at severity {case.severity}"
         for case in perturbed
@@ -157,7 +160,7 @@ def cases_of(
 
 
 def _misfit(policies: Mapping[str, Policy], perturbation: Perturbation) -> str:
-    """Return the reason why a policy's observations have no such perturbation."""
+    """Return why a policy's observation space cannot express a perturbation, or ""."""
     foreign = (
         policy for policy in policies.values() if isinstance(policy, CallablePolicy)
     )
@@ -168,7 +171,7 @@ def perturb(config: Mapping[str, Any], env: BatchedEnv) -> Perturbation:
     """Build the perturbation ``{"name": …, **options}`` for the groups of an env.
 
     Raises:
-        InputError: an unknown name, a wrong option, or one that belongs to training.
+        InputError: an unknown name, a wrong option, or one for training only.
         UnfitTokensError: a perturbation that does not fit the tokens.
     """
     validate_no_ramp(config, "each environment plays one episode")
@@ -200,7 +203,7 @@ class Played(NamedTuple):
 
     returns: EpisodeReturns
     after: dict[int, EpisodeReturns]
-    """By step of the episode: sums of the rewards in it and in all later steps."""
+    """By step of the episode, sums of the rewards in it and in all later steps."""
 
 
 def play(
@@ -216,15 +219,14 @@ def play(
 
     Args:
         policies: policies by group, in eval mode.
-        env: reset here. Equal environment numbers and seeds give equal episodes.
+        env: environments to reset. Equal numbers and seeds give equal episodes.
         perturbation: applied between environment and policies.
         explore: sample actions instead of taking the most likely ones.
         draw: number of the perturbation's sample; see `Rollout`.
-        after: steps of an episode from which on rewards are summed, too.
+        after: steps of an episode from which to sum rewards as well.
     """
     returns = []
     later: dict[int, list[dict[str, Tensor]]] = {step: [] for step in after}
-    # Run no more than `SIMULATORS` simulators at a time.
     rows = torch.arange(env.num_envs, device=env.device)
     for chunk in rows.split(SIMULATORS) if env.simulated else (rows,):
         rollout = Rollout(
@@ -263,7 +265,7 @@ class _Tails:
         }
 
     def __call__(self, transition: Transition) -> None:
-        # Environments are numbered upwards, and those that are over have been dropped.
+        # Numbers of environments increase; those that are over have been dropped.
         rows = torch.searchsorted(self.env_ids, transition.env.env_ids)
         for step, sums in self.sums.items():
             for name, rewards in transition.step.rewards.items():
@@ -274,7 +276,7 @@ class _Tails:
 
 
 def _counting(env: BatchedEnv) -> Iterable[tuple[str, Tensor]]:
-    """Return the groups and the agents to which the next step is one of their own."""
+    """Return, for each group, the agents for which the next step counts."""
     return [
         (name, active if env.turn_based else torch.ones_like(active))
         for name, active in env.active.items()
@@ -282,7 +284,7 @@ def _counting(env: BatchedEnv) -> Iterable[tuple[str, Tensor]]:
 
 
 def _joined(chunks: Sequence[Mapping[str, Tensor]]) -> EpisodeReturns:
-    """Join the chunks of environments, whose tensors are by group."""
+    """Concatenate the returns of chunks of environments, by group."""
     return {
         name: torch.cat([chunk[name] for chunk in chunks]).cpu().numpy()
         for name in chunks[0]

@@ -11,14 +11,14 @@ def validate_comparable(runs: Sequence[Run]) -> None:
     """Reject runs of different tasks: their returns have no common scale.
 
     Raises:
-        InputError: another env, horizon or reward, or one run given twice. Options of
-            an environment of PettingZoo, which may shape its reward, must be equal.
+        InputError: the runs differ in env, horizon or reward, or in the options of a
+            PettingZoo environment, which may shape its reward; or a run is given twice.
     """
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise InputError("expected different runs, got one of them twice")
     for first, second in itertools.pairwise(runs):
         first_env, second_env = first.env, second.env
-        # Options that shape the reward begin with its name.
+        # The names of options that shape the reward begin with "reward".
         rewards = (
             key for key in {**first_env, **second_env} if key.startswith("reward")
         )

@@ -1,4 +1,4 @@
-"""Threads, kernels and time limits of the computations of a command."""
+"""Threads, kernels and time limits of a command's computations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +20,11 @@ def computing(
 ) -> Iterator[None]:
     """Set torch's threads, the kernels and environments' time limit inside the block.
 
-    Denormal numbers are 0 there; see `without_denormals`. Environments take over the
+    Denormal numbers are 0 there; see `without_denormals`. Environments reuse the worker
     processes of earlier ones; see `kept_workers`.
 
-    None leaves the number of threads unchanged; see `use_kernels` for the kernels of a
-    device, and `limit_calls` for the seconds of a call of an environment.
+    ``threads`` None leaves their number unchanged. See `use_kernels` for ``kernels``
+    and ``device``, and `limit_calls` for ``env_timeout``, in seconds.
 
     Raises:
         InputError: there is no such kernel.
@@ -44,7 +44,7 @@ def computing(
     except InputError:
         raise
     except Exception as error:
-        # An environment is the user's; whatever else fails is our own bug.
+        # Environments are the user's code; any other failure is our own bug.
         if not (call := raised_by(error)):
             raise
         raise StoppedError(f"{described(error)}, raised by {call}") from error

@@ -50,12 +50,13 @@ def evaluate_run(
     env: Mapping[str, Any] | None = None,
     plugins: Collection[str] = (),
 ) -> EvaluatedRun:
-    """Measure a run's policies; write table, CSV, JSON and plot to ``evaluation/``.
+    """Measure a run's policies, print a table, and write files to ``evaluation/``.
 
-    Files of earlier evaluations stay (`Files`). Arguments and errors are as in
-    `target_from_run`; a wrong perturbation is an `InputError` too.
+    These are CSV, JSON, each episode's return and a plot; earlier files stay (`Files`).
+    Arguments and errors are as in `target_from_run`; a wrong perturbation is an
+    `InputError` too.
     """
-    # Load, which finds most mistakes before any episode is played.
+    # Loading finds most mistakes before any episode is played.
     target = target_from_run(run, settings, env=env, plugins=plugins)
     transfer_settings = settings.transfer_settings
     transfers = [
@@ -65,8 +66,8 @@ def evaluate_run(
     with Progress(0, unit="episodes") as progress:
 
         def on_progress(done: int, total: int) -> None:
-            # A folder that cannot be written to is an error before any episode, and
-            # wrong settings, which are known by now, leave no folder behind.
+            # Fail before any episode if the folder cannot be written to, but leave no
+            # folder behind for wrong settings, which have been rejected by now.
             if not done:
                 run.make_evaluation_dir()
             progress.total = total * settings.episodes
@@ -100,7 +101,7 @@ def evaluate_target(
     # Only calls in the main thread can be interrupted.
     limit = settings.env_timeout
     workers = settings.threads if limit is None else 1
-    # One thread a case beats several threads in the small operations of each.
+    # One thread per case beats several threads in the small operations of each.
     with computing(1, settings.kernels, limit, settings.device):
         return measure(
             target.policies,

@@ -1,4 +1,4 @@
-"""Targets of an evaluation: policies of a run, or from anywhere."""
+"""Loading of evaluation targets: policies of a run, or of any origin."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -31,7 +31,7 @@ def target_from_run(
 ) -> EvaluationTarget:
     """Load the policies of a run, with the checkpoint, seed and device of settings.
 
-    ``env`` has the complete options of the environments; None for the run's own.
+    ``env`` has all options of the environments, by default those in the run.
     ``plugins`` are the ``package.module:Class`` names that the run may use.
 
     Raises:
@@ -40,10 +40,10 @@ def target_from_run(
     """
     validate_device(settings.device)
     if change := run.config_change():
-        print_line(f"{change}: results may be labeled as of another training")
+        print_line(f"{change}: results may be attributed to another configuration")
     env = dict(env or run.env)
     origin = run.config.get("policy_from")
-    # Names in the run's files may only be those that the user allows.
+    # The run's files may only name classes that the user allows.
     with trust(plugins, run.path, config=run.config):
         groups = describe_env(env).groups
         fixed = _fixed_groups(run, groups)
@@ -55,7 +55,7 @@ def target_from_run(
             for name, policy in fixed.items()
             if is_scripted(policy)
         }
-        # A single module that names no group plays all but the scripted ones.
+        # A single module without a group plays all groups but the scripted ones.
         folder = run.policy_path(settings.checkpoint)
         modules, by_group = load_modules(folder, plugins=plugins)
         if not by_group and len(modules) == 1:
@@ -77,7 +77,7 @@ def target_from_run(
             training={
                 "config_digest": run.config_digest,
                 "training_seed": run.config.get("seed"),
-                # With the commit; folders of this machine are not recorded.
+                # The name on the hub has the commit; local folders are not recorded.
                 **({"policy_from": origin} if is_hub(origin) else {}),
             },
         )
@@ -94,9 +94,9 @@ def target_from_policies(
     device: str = "cpu",
     plugins: Collection[str] | None = None,
 ) -> EvaluationTarget:
-    """Wrap policies or functions of observations, by group or one for all.
+    """Wrap policies or functions of observations, one for all groups or by group.
 
-    ``name`` is the `source`; the other arguments are attributes of a target.
+    ``name`` is the target's ``source``; the other arguments are its attributes.
 
     Raises:
         InputError: no such device, groups without a policy, or a policy that does

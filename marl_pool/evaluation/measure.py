@@ -1,6 +1,6 @@
 """Measurement of policies: paired episodes, clean, perturbed and in other envs.
 
-A shuffle must cost an invariant policy exactly nothing, while in float32 the order of a
+A shuffle must cost an invariant policy exactly nothing, but in float32 the order of a
 sum changes its last bits: see docs/decisions/002-float64-evaluation.md.
 """
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MOST_SHOWN = 24
-"""Rows on screen; a suite has more."""
+"""Maximum number of rows on screen; a suite has more."""
 OnProgress = Callable[[int, int], None]
 """Takes the number of finished cases and the number of all cases."""
 
@@ -74,7 +74,7 @@ class EvaluationResults:
         return pandas.DataFrame([asdict(row) for row in self.results])
 
     def show(self, title: str) -> None:
-        """Print the AUCs, then the rows; of many rows only the unperturbed ones."""
+        """Print AUCs and rows; of many rows only unperturbed or missing ones."""
         print_aucs(self.aucs)
         rows = self.results
         if len(rows) > MOST_SHOWN:
@@ -106,12 +106,12 @@ def measure(
 
     Reordering perturbations, which must not change an invariant policy's return at all,
     are played in the precision of ``policies``. All others are played in float32, which
-    takes half the time; their drops are from clean episodes in float32, which get no
-    row.
+    takes half the time; their drops are relative to clean episodes in float32, which
+    get no row.
 
-    A head for a fixed number of tokens cannot take more of them, and no distractors can
-    be of a type that the environment lacks. Such a case gets a row without numbers that
-    holds the reason.
+    A head for a fixed number of tokens cannot take more of them, and distractors cannot
+    have a type that the environment lacks. The row of such a case has the reason in
+    place of numbers.
 
     Args:
         policies: policies by group, in eval mode; in float64 (`to_float64`) if a
@@ -119,12 +119,13 @@ def measure(
         make_env: makes the same environments at each call.
         perturbations: perturbations with their severities.
         transfers: other environments, in which the policies play unperturbed. They are
-            other tasks, so that their rows have no drop.
+            other tasks, so their rows have no drop.
         baselines: other policies by name, which play clean episodes.
         fixed: groups that were not trained; marked in their results.
         stochastic: measure the sampled policies in addition to the deterministic ones.
-        worst_of: samples of each perturbation under which an episode is played. Of more
-            than one, `Result.worst` is of the lowest returns, all else of the first.
+        worst_of: samples of each perturbation under which an episode is played. With
+            more than one, `Result.worst` is of the lowest returns, all else of the
+            first sample.
         seed: seed of the bootstrap.
         workers: cases played at a time, each in a separate thread; 1 for this thread.
         on_progress: called before any episode is played, and after each case.
@@ -132,7 +133,7 @@ def measure(
     Raises:
         InputError: a wrong perturbation, or policies that don't fit the environments.
     """
-    # List the cases, which builds every perturbation before any episode is played.
+    # Listing the cases builds every perturbation before any episode is played.
     env = make_env()
     cases = cases_of(policies, perturbations, transfers, env)
     nothing, max_steps = np.full(env.num_envs, np.nan), env.max_steps
@@ -153,7 +154,7 @@ def measure(
     ]
     cases = _with_float32(cases, policies)
 
-    # Play them, and take the clean returns of each precision as the pairs of drops.
+    # Play them; drops are paired with the clean returns of the same precision.
     ends = {case.end for case in cases if case.end and case.end < max_steps}
     jobs = [partial(_play_case, case, make_env, ends, worst_of) for case in cases]
     episodes = list(_play_all(jobs, workers, on_progress))
@@ -188,7 +189,7 @@ def measure(
 
 def _with_float32(cases: Sequence[Case], policies: Mapping[str, Policy]) -> list[Case]:
     """Move cases that need no float64 to float32, and append hidden clean ones."""
-    # Policies in float32 have nothing to gain.
+    # Policies that have no float64 stay as they are.
     weights = (weight for policy in policies.values() for weight in policy.parameters())
     if not any(weight.dtype == torch.float64 for weight in weights):
         return list(cases)
@@ -217,7 +218,7 @@ def _play_case(
         return case.missing
     make = case.transfer.make if case.transfer else make_env
     perturbed = case.perturbation is not None
-    # Clean episodes are the twins of all that end.
+    # Clean episodes are paired with every perturbation that ends.
     after = [step for step in ends if not perturbed or step == case.end]
     if case.policy != TRAINED or case.transfer:
         after = []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 9.6
-"""Inches: a report's column at 100 pixels an inch."""
+"""Width in inches: a report's column at 100 pixels per inch."""
 BASELINES = {"random": figures.PURPLE, "heuristic": figures.GREEN}
 
 
@@ -28,10 +28,10 @@ class Curve:
     """A line of a panel.
 
     Attributes:
-        name: of the method.
+        name: name of the method.
         x: ``(n,)``.
         y: ``(n,)``.
-        band: ``(2, n)``, its lower and upper bounds.
+        band: ``(2, n)``, lower and upper bounds of ``y``.
         points: ``(seeds, n)``, drawn as thin lines or as dots.
     """
 
@@ -43,7 +43,7 @@ class Curve:
 
 
 class Panel(NamedTuple):
-    """One pair of axes; ``note`` is the reason why a method has no line in it."""
+    """One pair of axes; ``note`` says why a method has no curve in it."""
 
     title: str
     curves: Sequence[Curve]
@@ -61,15 +61,15 @@ def draw_panels(
     dots: bool = True,
     lines: Mapping[str, float] = MappingProxyType({}),
 ) -> "Figure":
-    """Draw panels that share the range of their ordinates, inside `figure_style`.
+    """Draw panels that share a y range; to be called inside `figure_style`.
 
-    There is at least one panel, and at most ``columns`` are side by side, each
-    ``height`` inches high. ``styles`` are by method, and horizontal ``lines`` by name.
-    Single seeds are drawn as ``dots``, or else as thin lines.
+    There must be at least one panel. At most ``columns`` are side by side, each
+    ``height`` inches high. ``styles`` are by method, and ``lines`` are the levels of
+    horizontal lines by name. Single seeds are ``dots``, or else thin lines.
     """
     from matplotlib.lines import Line2D
 
-    # Arrange the panels in a grid, and hide the cells left over.
+    # Arrange the panels in a grid, and hide unused cells.
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure = figures.new_figure(WIDTH, height * rows + 0.5)
@@ -77,7 +77,7 @@ def draw_panels(
     for axes in cells[len(panels) :]:
         axes.set_axis_off()
     low, high = _range(panels, lines)
-    # Only the first column and the last row have labels of their axes.
+    # Only the first column and the last row have axis labels.
     for place, (axes, panel) in enumerate(zip(cells, panels, strict=False)):
         first = place % columns == 0
         figures.style_axes(axes)
@@ -127,7 +127,7 @@ def _draw_curve(
 
 
 def _range(panels: Sequence[Panel], lines: Mapping[str, float]) -> tuple[float, float]:
-    """The range of everything drawn, with a margin."""
+    """Return the y range of everything drawn, with a margin."""
     drawn = [
         values.ravel()
         for panel in panels
@@ -150,13 +150,13 @@ def draw_points(
 ) -> "Figure":
     """Draw a row for each method: every seed, their mean, and its interval.
 
-    A row is a name, the number of each seed, their aggregate, and its bounds or NaN.
+    A row is a name, the value of each seed, their aggregate, and its bounds or NaN.
     """
     figure = figures.new_figure(WIDTH, 0.8 + 0.36 * len(rows))
     axes = figure.subplots()
     figures.style_axes(axes, grid="x")
     axes.xaxis.set_major_formatter(figures.short_number)
-    # Mean as a bar, seeds as symbols, and the interval as a shade.
+    # Draw the aggregate as a bar, seeds as symbols, and the interval as a shade.
     for y, (name, points, value, low, high) in enumerate(rows):
         color, marker = styles[name]
         if not math.isnan(low):
@@ -174,8 +174,8 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
     """Draw return against severity, a panel for each perturbation and trained group.
 
     Bands are 95 % bootstrap intervals of the mean over episodes; horizontal lines are
-    clean returns of the random policy and of the heuristic. A panel shows the reason of
-    missing values.
+    clean returns of the random policy and of the heuristic. A panel states why values
+    are missing.
     """
     trained_rows = [result for result in results if not result.fixed]
     groups = list(dict.fromkeys(result.group for result in trained_rows))
@@ -186,7 +186,7 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
         for label in dict.fromkeys(labels)
     ]
     names = [curve.name for panel in panels for curve in panel.curves]
-    # Returns, and baselines, of several groups differ.
+    # Baselines differ between groups, but all panels share the lines.
     baselines = [r for r in trained_rows if r.policy != TRAINED and len(groups) == 1]
     figure = draw_panels(
         panels,
@@ -237,7 +237,7 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
         for group in groups
     }
     most = max(len(group_rows) for group_rows in rows.values())
-    # Make a column for each group, as high as its longest list of rows.
+    # Make a column for each group, as high as the longest list of rows.
     figure = figures.new_figure(3.0 + 5.0 * len(groups), 1.3 + 0.26 * most)
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
     for axes, group in zip(panels, groups, strict=True):

@@ -1,6 +1,6 @@
 """Cards of the policies that ship with the package, `marl_pool.pretrained`.
 
-A card, ``card.json`` beside the policy, says how it was trained and what it reaches.
+A card, ``card.json`` beside the policy, records its training and its evaluation.
 ``scripts/pretrained.py`` writes it.
 """
 
@@ -39,18 +39,18 @@ SUITE = "standard"
 
 @dataclass(frozen=True)
 class GroupCard:
-    """Results of a group of agents with its most likely actions.
+    """Results of a group of agents that takes its most likely actions.
 
     Numbers are NaN where they could not be measured.
 
     Attributes:
         returns: unperturbed return, with a 95 % bootstrap interval over episodes.
-        random: return of random actions, when all groups play so.
-        scripted: return of the scripted policy, when all groups play so.
-        score: return from 0, random actions, to 1, the scripted policy; NaN where
-            several groups learn or without a script.
-        areas: by perturbation the mean score over severity, or mean return over
-            severity where there is no score.
+        random: return if all trained groups take random actions.
+        scripted: return if all trained groups follow the scripted policy.
+        score: return on a scale from 0, random actions, to 1, the scripted policy; NaN
+            if several groups learn or there is no scripted policy.
+        areas: mean score over severity by perturbation, or mean return if there is no
+            score.
     """
 
     returns: Interval
@@ -61,7 +61,7 @@ class GroupCard:
 
     @classmethod
     def from_results(cls, results: "EvaluationResults", group: str) -> Self:
-        """Summarise the rows of a group, with or without actions that were sampled."""
+        """Summarise the rows of a group in which no actions were sampled."""
         rows = [
             row for row in results.results if row.group == group and not row.stochastic
         ]
@@ -106,17 +106,16 @@ def _mean_return(auc: SeverityAUC, rows: list[Result], clean: Result) -> float:
 
 @dataclass(frozen=True)
 class PretrainedCard:
-    """Record of the training of a policy, and of its evaluation.
+    """Record of a policy's training and evaluation.
 
     Attributes:
-        commands: that trained it, one after the other, in a shell.
-        commit: of the checkout that trained it, or that added it to the package.
-        env_steps: steps of environments in the last of the runs, or None where they
-            were not counted.
-        seconds: of training on one core beside other work, or None.
-        parameters: their number, of all modules.
-        weights: SHA-256 of the file of weights.
-        episodes: of each row of the evaluation.
+        commands: shell commands that trained it, in order.
+        commit: commit of the checkout that trained it or added it to the package.
+        env_steps: environment steps of the last run, or None if they were not counted.
+        seconds: training time on one core of a busy machine, or None.
+        parameters: number of parameters of all modules.
+        weights: SHA-256 of the weights file.
+        episodes: episodes of each row of the evaluation.
         measured: commit of the evaluation.
         groups: results of each group of agents.
     """
@@ -174,7 +173,7 @@ def _number(value: float | None) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """Return plain data with rounded numbers; JSON has no NaN."""
+    """Return plain data with rounded numbers, and None for NaN, which JSON lacks."""
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -185,7 +184,7 @@ def _plain(value: Any) -> Any:
 
 
 def card_text(name: str) -> str:
-    """Return the card of a pretrained policy as lines to read.
+    """Return the card of a pretrained policy as text.
 
     Raises:
         InputError: an unknown name.

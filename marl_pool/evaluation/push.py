@@ -13,7 +13,7 @@ from marl_pool.utils.errors import InputError
 
 CARD, RESULTS, REPLAY = "README.md", "results.json", "replay"
 PICTURES = (".webp", ".gif", ".mp4", ".webm")
-"""Suffixes of moving pictures, the first two of which a page shows by themselves."""
+"""Suffixes of videos and animations; Markdown shows the first two as images."""
 NAMES = (
     *(CONFIG, WEIGHTS, MANIFEST, CARD, RESULTS),
     *(f"{REPLAY}{suffix}" for suffix in PICTURES),
@@ -22,7 +22,7 @@ NAMES = (
 MADE_BY_HUB = ".gitattributes"
 CARD_BYTES = 1 << 20
 SHOWN = 3
-"""Files that a message names."""
+"""Maximum number of files in a message."""
 
 
 def push(
@@ -33,9 +33,9 @@ def push(
     private: bool = False,
     force: bool = False,
 ) -> str:
-    """Commit files to the main branch of a repository, which is made if it is missing.
+    """Commit files to the main branch of a repository, created if it is missing.
 
-    Earlier commits stay. Files that are none of `NAMES` are left alone.
+    Earlier commits stay. Files that are not in `NAMES` are left alone.
 
     Args:
         files: local files, by their names in the repository.
@@ -48,8 +48,8 @@ def push(
         The commit.
 
     Raises:
-        InputError: no access or no network; a repository of something else, or whose
-            card was edited, without ``force``; a public one with ``private``.
+        InputError: no access or no network; without ``force``, a repository of
+            something else or whose card was edited; with ``private``, a public one.
     """
     client = hub_client()
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, errors
@@ -78,7 +78,7 @@ def push(
                 *(CommitOperationDelete(name) for name in obsolete),
             ],
             commit_message=message,
-            # Another commit since then is not overwritten unseen.
+            # Fail if somebody has committed since.
             parent_commit=info.sha,
         )
     return str(commit.oid)
@@ -101,10 +101,10 @@ def _validate_replaceable(
             if is_sealed(text):
                 return
     names = sorted(present)
-    shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+    present_names = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     replaced = ", ".join(sorted({*present} & {*files})) or "none of them"
     raise InputError(
         f"{target}: expected a new repository, or one whose {CARD} is as `marl-pool "
-        f"push` wrote it, got one with {shown}; --force replaces {replaced}, which the "
-        "earlier commits keep"
+        f"push` wrote it, got one with {present_names}; --force replaces {replaced}, "
+        "which the earlier commits keep"
     )

@@ -48,7 +48,7 @@ class Result:
     """Name with the options that differ from the defaults; or the other env's label."""
     severity: float
     options: dict[str, Any] = field(default_factory=dict)
-    """All options given."""
+    """All options that were set."""
     episodes: int = 0
     mean: float = NAN
     mean_low: float = NAN
@@ -66,7 +66,7 @@ class Result:
     missing: str = ""
     """Reason why there are no numbers; empty if there are."""
     fixed: bool = False
-    """The group was not trained; it plays as in training, with ``policy``."""
+    """The group was not trained; it plays as in training, beside ``policy``."""
     transfer_env: dict[str, Any] = field(default_factory=dict)
     """Options of the env that differ in another environment."""
     score: float = NAN
@@ -74,7 +74,7 @@ class Result:
     score_low: float = NAN
     score_high: float = NAN
     drop_after: float = NAN
-    """The part of ``drop`` from the perturbation's ``end`` on: the loss of recovery."""
+    """The part of ``drop`` from the perturbation's ``end`` on, during recovery."""
     drop_after_low: float = NAN
     drop_after_high: float = NAN
     worst: float = NAN
@@ -100,11 +100,10 @@ class Result:
 
 @dataclass(frozen=True)
 class SeverityAUC:
-    """Area under the curve of score over severity, divided by the curve's length.
+    """Area under the curve of score over severity, divided by the range of severity.
 
-    The curve goes from the clean episodes at severity 0 to the highest severity, by the
-    trapezoidal rule, so that this is the mean score on the way. Intervals are as in
-    `Result`.
+    This is the mean score from the clean episodes at severity 0 to the highest
+    severity, by the trapezoidal rule. Intervals are as in `Result`.
     """
 
     group: str
@@ -114,7 +113,7 @@ class SeverityAUC:
     label: str
     options: dict[str, Any]
     severities: list[float]
-    """Severity levels, with 0."""
+    """Severity levels, including 0."""
     auc: float = NAN
     """NaN if a level could not be measured, or no score is defined."""
     auc_low: float = NAN
@@ -138,7 +137,7 @@ def _in_words(policy: str, stochastic: bool) -> str:
 class Files:
     """Paths of an evaluation's files that do not exist yet.
 
-    They are ``names``, or if one of them exists all with the same number:
+    They are ``names``; if one of them exists, all get the same number:
     ``results-2.csv`` and so on.
     """
 
@@ -171,7 +170,7 @@ def write_csv(path: Path, results: Iterable[Result], record: Mapping[str, Any]) 
 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
-    """Write plain data, with a checksum that reveals a damaged file as ``"sha256"``."""
+    """Write plain data with a checksum, ``"sha256"``, that reveals a damaged file."""
     atomic.write_json(path, sealed_json(content), indent=2, allow_nan=False)
 
 
@@ -205,14 +204,14 @@ def read_returns(path: Path) -> np.ndarray:
 def print_table(results: Sequence[Result], title: str) -> None:
     """Print the results as a table, then the reasons of missing ones."""
     columns = ["severity", "mean return", "95 %", "std", "IQM", "drop", "95 %"]
-    # Few evaluations have the other columns.
+    # Leave out columns that this evaluation does not have.
     intervals = ["drop"]
     for name, words in OTHERS.items():
         if not all(math.isnan(getattr(result, name)) for result in results):
             columns += [words, "95 %"]
             intervals.append(name)
     rows = []
-    for result, policy in zip(results, _policies(results), strict=True):
+    for result, policy in zip(results, policies_in_words(results), strict=True):
         severity = f"{result.severity:g}" if result.perturbed else ""
         cells = [policy, result.label, severity]
         if result.missing:
@@ -223,11 +222,11 @@ def print_table(results: Sequence[Result], title: str) -> None:
             for name in intervals:
                 cells += _interval(result, name)
         rows.append(cells)
-    # In a narrow terminal return, deviation and drop remain.
+    # A narrow terminal keeps return, standard deviation and drop.
     names = ["policy", "perturbation"]
     intervals_at = [k for k, name in enumerate([*names, *columns]) if name == "95 %"]
-    spared = [len(names) + columns.index("IQM"), *reversed(intervals_at)]
-    print_rows(title, names, columns, rows, spared)
+    drop_first = [len(names) + columns.index("IQM"), *reversed(intervals_at)]
+    print_rows(title, names, columns, rows, drop_first)
     # Print each reason once, with all rows that it holds for.
     reasons: dict[str, dict[str, None]] = {}
     for result in results:
@@ -238,14 +237,14 @@ def print_table(results: Sequence[Result], title: str) -> None:
 
 
 def print_aucs(aucs: Sequence[SeverityAUC]) -> None:
-    """Print the AUC of each perturbation of several severities, if any is defined."""
-    # A single severity level has no curve.
+    """Print the AUC of each perturbation with several severities, if it is defined."""
+    # A single severity besides 0 makes no curve.
     curves = [
         auc for auc in aucs if len(auc.severities) > 2 and not math.isnan(auc.auc)
     ]
     rows = [
         [policy, auc.label, f"{auc.severities[-1]:g}", *_interval(auc, "auc")]
-        for auc, policy in zip(curves, _policies(curves), strict=True)
+        for auc, policy in zip(curves, policies_in_words(curves), strict=True)
     ]
     if rows:
         title = "mean score over severity: 0 is random, 1 the heuristic, clean"
@@ -257,12 +256,12 @@ def print_rows(
     left_columns: Sequence[str],
     right_columns: Sequence[str],
     rows: Iterable[Sequence[str]],
-    spared: Sequence[int] = (),
+    drop_first: Sequence[int] = (),
 ) -> None:
     """Print a table whose intervals are over episodes.
 
     The ``left_columns`` are aligned to the left, the ``right_columns`` to the right.
-    For ``spared`` see `tables.print_table`.
+    For ``drop_first`` see `tables.print_table`.
     """
     tables.print_table(
         [*left_columns, *right_columns],
@@ -270,11 +269,11 @@ def print_rows(
         title=title,
         caption=f"95 %: over episodes, so for {ONLY}",
         num_names=len(left_columns),
-        spared=spared,
+        drop_first=drop_first,
     )
 
 
-def _policies(rows: "Sequence[Result | SeverityAUC]") -> list[str]:
+def policies_in_words(rows: "Sequence[Result | SeverityAUC]") -> list[str]:
     """Return the policies in words, with their groups if there are several."""
     several = len({row.group for row in rows}) > 1
     return [
@@ -288,4 +287,4 @@ def _interval(result: "Result | SeverityAUC", name: str) -> list[str]:
     value, low, high = interval_of(result, name)
     if math.isnan(value):
         return ["", ""]
-    return [f"{value:.3f}", f"{low:.3f} to {high:.3f}"]
+    return [f"{value:z.3f}", f"{low:z.3f} to {high:z.3f}"]

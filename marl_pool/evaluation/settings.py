@@ -23,7 +23,7 @@ Checkpoint = Literal["best", "last"] | NonNegativeInt
 """A saved policy of a run: the best, the last, or the number of an iteration."""
 VideoFormat = Literal["webm", "mp4", "gif", "webp"]
 ANALYSES = Registry[str]("analysis", {})
-"""Functions of installed packages that analyse an evaluation, by short name."""
+"""Functions from installed packages that analyse an evaluation, by short name."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class TargetSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Take the fields from a checked configuration, which may have sections too."""
+        """Take the fields from a checked configuration, and ignore its other keys."""
         names = (item.name for item in fields(cls))
         return cls(**{name: config[name] for name in names if name in config})
 
@@ -109,7 +109,7 @@ class EvaluateSettings(EpisodeSettings):
     transfer: list[dict[str, Any]] = field(default_factory=list)
     """``{"label": …, "env": {...}}``: other environments, played unperturbed."""
     analyses: list[str] = field(default_factory=list)
-    """Further analyses, by the names of installed packages."""
+    """Names of further analyses, which installed packages provide."""
 
     def __post_init__(self) -> None:
         for name in self.analyses:
@@ -148,8 +148,8 @@ class RenderSettings(EpisodeSettings):
     size: Size = 512
     """Height and width in pixels."""
     format: VideoFormat = "webm"
-    """File format; webm (VP8, the fastest) and mp4 (VP9) are by OpenCV, gif and webp by
-    Pillow, both of the extra plots."""
+    """File format; OpenCV writes webm (VP8, the fastest) and mp4 (VP9), and Pillow gif
+    and webp, both from the extra plots."""
     fps: Repeats = 20
     """Frames per second."""
 

@@ -27,7 +27,7 @@ class StandalonePolicy:
     """A saved policy without a run.
 
     Attributes:
-        name: name of folders made for it.
+        name: name for folders of its results.
         folder: folder of the policy.
         source: absolute path, ``pretrained=NAME``, or ``hf://…`` with the commit.
         env: environment that it acts in, if its folder names one.
@@ -42,24 +42,24 @@ class StandalonePolicy:
     def new_run(
         self, env: Mapping[str, Any], out: str | None, verb: str
     ) -> "Iterator[Run]":
-        """Yield a new run of this policy, which holds its results.
+        """Yield a new run that holds this policy and its results.
 
         As a run, the folder can be reported, rendered and evaluated again later. From
         Python, `marl_pool.evaluate` measures a policy without a run. The new run is
         removed on exit if no results were written to it.
 
-        ``env`` has all options of the environment, and ``verb`` is the command that
-        writes the results. Without ``out`` the run is a new one in ``evaluations/``.
+        ``env`` has all options of the environment, ``verb`` is the command that writes
+        the results, and ``out`` the new folder, by default one in ``evaluations/``.
 
         Raises:
-            InputError: the folder exists or cannot be made.
+            InputError: the folder exists or cannot be created.
         """
         from marl_pool.policies.storage import copy_policy  # imports torch
         from marl_pool.runs.run import Run
 
         # The run states where its policy comes from, and holds a copy of it.
         path = results_folder(self.name, out, f" or `marl-pool {verb} {out}`")
-        above = path.parent.exists()
+        parent_existed = path.parent.exists()
         run = Run.create(path, {"env": dict(env), "policy_from": self.source}, verb)
         try:
             with run.save_policy_dir() as folder:
@@ -68,8 +68,8 @@ class StandalonePolicy:
         finally:
             if not any(any((path / name).glob("*")) for name in RESULTS):
                 discard(path)
-                if not above:
-                    with suppress(OSError):  # of another process by now
+                if not parent_existed:
+                    with suppress(OSError):  # another process has written to it
                         path.parent.rmdir()
 
 
@@ -82,7 +82,7 @@ def find_standalone(
         None for a path that is not a policy's, such as a run's.
 
     Raises:
-        InputError: both or an unknown name, or a folder of another package.
+        InputError: both are given, the name is unknown, or the policy cannot be read.
     """
     if pretrained is not None:
         if path is not None:
@@ -120,7 +120,7 @@ def new_results(out: str | None, name: str = "") -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with suppress(OSError):  # missing, or with results
+        with suppress(OSError):  # missing, or not empty
             folder.rmdir()
 
 

@@ -38,10 +38,10 @@ class EvaluationTarget:
         seed: seed of the environments.
         device: device of policies and environments.
         fixed: groups that were not trained; baselines play with them too.
-        plugins: ``package.module:Class`` names that ``env`` may use; None for an
-            environment that the user chose, rather than a file.
+        plugins: ``package.module:Class`` names that ``env`` may use; None if the user
+            chose the environment, rather than a file.
         checkpoint: ``"best"``, ``"last"`` or the number of an iteration; empty for
-            policies that come from no run.
+            policies that do not come from a run.
         iteration: iteration of training, if known.
         training: further entries about the run's training, for the results.
     """
@@ -79,7 +79,7 @@ class EvaluationTarget:
 
     def record(self, episodes: int) -> dict[str, Any]:
         """Return the entries that hold for all rows, each of ``episodes`` episodes."""
-        # Name the options in which the environment differs from the training's.
+        # "changed" has the options that differ from the training environment.
         trained = self.trained_env
         return {
             "run": self.source,
@@ -103,7 +103,7 @@ class EvaluationTarget:
         """Make evaluation environments ``first`` to ``first + num_envs - 1``.
 
         They are not yet reset. The same numbers and seed give the same episodes.
-        ``changes`` are options of the env that differ.
+        ``changes`` override options of the env.
         """
         with self._trusted():
             return make_batched_env(
@@ -125,14 +125,14 @@ class EvaluationTarget:
     def transfer_env(self, settings: TransferSettings, num_envs: int) -> TransferEnv:
         """Prepare other environments, in which the policies play unperturbed.
 
-        An option that the env lacks, a rule that its task has no entities for, or
-        tokens that the policies cannot take, are recorded as the reason why there are
-        no numbers.
+        An option that the env lacks, a rule for entities that its task lacks, or tokens
+        that the policies cannot take, is recorded as the reason why there are no
+        numbers.
 
         Raises:
             InputError: a value that the env rejects.
         """
-        # Find a reason why there can be no numbers, before building baselines.
+        # Look for a reason why there can be no numbers before building baselines.
         changes, policies = settings.env, self.policies
         baselines: dict[str, Policies] = {}
         parameters = options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
@@ -161,7 +161,7 @@ class EvaluationTarget:
         """Return the random policy, and the env's heuristic if it has one.
 
         They replace the policies that learned; the other groups stay as in training.
-        ``changes`` are options of the env that differ.
+        ``changes`` override options of the env.
         """
         env, groups = self.env["name"], self.describe(**changes).groups
         baselines: dict[str, Policies] = {
@@ -197,11 +197,11 @@ def to_float64(policies: Mapping[str, Policy], device: str = "cpu") -> Policies:
 
 
 def rescaled(policies: Mapping[str, Policy]) -> Policies:
-    """Copy policies so that more tokens make no larger codes than in training.
+    """Copy policies so that more tokens do not give larger codes than in training.
 
     AttentionNeuron's codes are sums over tokens. They are multiplied by the number of
-    tokens that the policy was made for over the number present (``expected_tokens``).
-    Means, and other heads, are unchanged.
+    tokens in training (``expected_tokens``), divided by the number present. Means, and
+    other heads, are unchanged.
 
     Source: Tang and Ha (2021, https://arxiv.org/abs/2109.02869), footnote 3. The factor
     is applied inside the tanh, so that duplicated inputs give exactly the codes of
@@ -217,7 +217,7 @@ def rescaled(policies: Mapping[str, Policy]) -> Policies:
 
 
 def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> str:
-    """Return the reason why policies cannot act in an environment, or an empty string.
+    """Return why policies cannot act in an environment, or an empty string.
 
     Policies of groups that the environment lacks are ignored.
     """

@@ -53,9 +53,9 @@ def new_binary_file(file: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def new_path(file: Path) -> Iterator[Path]:
-    """Yield a path, whose file replaces ``file``, for libraries that open files.
+    """Yield a path whose file replaces ``file``, for libraries that open files by name.
 
-    It is in a private folder, so that it keeps the name and its suffix.
+    It is in a private folder, so that the file keeps its name and suffix.
     """
     with _beside(file) as folder:
         folder.mkdir(0o700)
@@ -79,19 +79,19 @@ def appended(file: Path) -> Iterator[TextIO]:
 def _beside(path: Path) -> Iterator[Path]:
     """Yield an unpredictable path in the same folder; remove what is left there.
 
-    An `OSError` of what is written there names ``path``.
+    An `OSError` from writing there names ``path``.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
         yield beside
     except OSError as error:
-        # A full disk names no file, and nobody knows the temporary one.
+        # A full disk's error names no file, and users do not know the temporary one.
         is_unnamed = error.filename is None and error.errno is not None
         if is_unnamed or str(error.filename).startswith(str(beside)):
             error.filename = str(path)
         raise
     finally:
-        # A read-only file system would hide the error that is on its way.
+        # An error here, as on a read-only file system, would hide the first one.
         with suppress(OSError):
             discard(beside)
 
@@ -172,9 +172,9 @@ def discard(path: Path) -> None:
 
 
 def discard_leftovers(folder: Path, of: str = "") -> None:
-    """Remove what killed processes left unfinished: all of it, or that ``of`` a name.
+    """Remove what killed processes left unfinished, only ``of`` a name if it is given.
 
-    No other process may write such files in the folder.
+    No other process may be writing such files in the folder.
     """
     with suppress(FileNotFoundError, NotADirectoryError):
         for name in os.listdir(folder):
@@ -188,7 +188,7 @@ def validate_inside(root: Path, *paths: Path) -> None:
         try:
             real = path.resolve()
         except (OSError, RuntimeError) as error:  # a link to itself
-            raise InputError(f"{path}: expected no link in a circle") from error
+            raise InputError(f"{path}: expected no circular link") from error
         if not real.is_relative_to(root.resolve()):
             raise InputError(
                 f"{path}: expected a path inside {root}, got a link to {real}; nothing "

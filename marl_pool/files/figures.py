@@ -1,4 +1,4 @@
-"""The plotting kit: one style for all figures, without pyplot's global state.
+"""Plotting in one style for all figures, without pyplot's global state.
 
 >>> @figure_style()
 ... def plot_returns(path):
@@ -59,13 +59,13 @@ def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
 
 
 def has_matplotlib() -> bool:
-    """True if the optional dependency is installed."""
+    """Return True if the optional dependency is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Create and save figures in the package's style; also a decorator."""
+    """Use the package's style for figures made and saved inside; also a decorator."""
     import matplotlib as mpl
 
     with mpl.rc_context({**mpl.rcParamsDefault, **STYLE, "backend": "agg"}):
@@ -73,7 +73,7 @@ def figure_style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Create an empty figure with constrained layout, of a size in inches."""
+    """Create an empty figure with constrained layout; sizes are in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,7 +1,7 @@
 """Folders in repositories of the Hugging Face Hub: their names, and bounded downloads.
 
-A name is ``hf://USER/NAME[@REVISION][/FOLDER]``. Only the files that are asked for are
-fetched, up to a size, into the cache of huggingface_hub, and none of them is run.
+A name is ``hf://USER/NAME[@REVISION][/FOLDER]``. Only requested files are downloaded,
+up to a size, into the cache of huggingface_hub, and none of them is executed.
 """
 
 import json
@@ -22,7 +22,7 @@ PATTERN = re.compile(
     re.ASCII,
 )
 COMMIT = re.compile(r"[0-9a-f]{40}")
-LOGIN = "log in by `hf auth login`, or set HF_TOKEN"
+LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class HubFolder:
 
     @classmethod
     def parse(cls, text: str) -> "HubFolder":
-        """Read a name, or raise `InputError`."""
+        """Parse a name, or raise `InputError`."""
         match = PATTERN.fullmatch(text)
         # A part of dots would lead out of the repository, and out of the cache.
         if match is None or {".", ".."} & {*re.split("[/@]", text)}:
@@ -64,7 +64,7 @@ class HubFolder:
 
 
 def is_hub(path: object) -> bool:
-    """Return True for a text that begins like the name of a repository."""
+    """Return True for text that begins like the name of a repository."""
     return isinstance(path, str) and path.startswith(PREFIX)
 
 
@@ -79,14 +79,15 @@ def hub_client() -> Any:
 def fetch(
     source: HubFolder, limits: Mapping[str, int], optional: Collection[str] = ()
 ) -> tuple[Path, HubFolder]:
-    """Fetch files of a folder that are not in the cache yet.
+    """Download files of a folder that are not in the cache yet.
 
-    Without a network, and for a commit that is in the cache, nothing is asked for.
+    A commit that is in the cache needs no network. Without a network, files of an
+    earlier download are used.
 
     Args:
-        source: where they are.
-        limits: by name of a file in the folder, the most bytes that it may have.
-        optional: those that may be missing.
+        source: the folder.
+        limits: maximum bytes of each file, by its name in the folder.
+        optional: names of files that may be missing.
 
     Returns:
         The folder in the cache, and ``source`` with the commit as its revision.
@@ -98,14 +99,14 @@ def fetch(
     required = [name for name in limits if name not in optional]
     files: dict[str, Path] = {}
     with explain_hub_errors(source):
-        if _is_commit(source.revision):
+        if COMMIT.fullmatch(source.revision or ""):
             files = _cached(source, limits)
         if not files.keys() >= {*required}:
             files = _download(client, source, limits, required)
     # Another program may have filled the cache.
     for name, file in files.items():
         _validate_size(source, name, file.stat().st_size, limits[name])
-    # The cache names a snapshot by its commit.
+    # The cache names a snapshot after its commit.
     folder = files[required[0]].parent
     depth = len(PurePosixPath(source.folder).parts)
     commit = [folder, *folder.parents][depth].name
@@ -163,7 +164,7 @@ def _download(
                 raise InputError(f"no policy in {source}: {name} is missing")
         client.snapshot_download(**place, allow_patterns=paths)
     except (errors.HTTPError, ConnectionError) as error:
-        # An earlier download may do, but for another answer than none.
+        # Without an answer, or if the hub fails, an earlier download will do.
         response = getattr(error, "response", None)
         is_down = response is None or response.status_code >= 500
         files = _cached(source, limits) if is_down else {}
@@ -183,10 +184,6 @@ def _cached(source: HubFolder, names: Iterable[str]) -> dict[str, Path]:
         for name in names
     }
     return {name: Path(path) for name, path in paths.items() if isinstance(path, str)}
-
-
-def _is_commit(revision: str | None) -> bool:
-    return revision is not None and COMMIT.fullmatch(revision) is not None
 
 
 def _validate_size(source: HubFolder, name: str, size: int, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""Checksums that detect truncated files and flipped bits, but no forgery.
+"""Checksums that detect truncated files and flipped bits, but not forgery.
 
 A folder has a ``manifest.json`` with the size and SHA-256 of each of its files, and a
 JSON file its checksum under ``"sha256"``. Files without a checksum, for example
@@ -55,8 +55,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a folder.
 
     Raises:
-        FileNotFoundError: it has none.
-        InputError: it is damaged, or lists files outside of the folder.
+        FileNotFoundError: the folder has none.
+        InputError: it is damaged, or lists files outside the folder.
     """
     try:
         content = read_json(folder / MANIFEST)
@@ -109,13 +109,13 @@ def problem_of(folder: Path, *, links: bool = True, only: str | None = None) -> 
         if only not in (None, name):
             continue
         path = folder / name
-        # A folder on the way may be a link as well.
+        # A folder above the file may be a link as well.
         way = (path, *path.parents)[: len(Path(name).parts)]
         if not links and any(part.is_symlink() for part in way):
             return f"{name} is a link"
         if not path.is_file():
             return f"{name} is missing"
-        # Compare the sizes first: reading a large file takes long.
+        # Compare the sizes first: reading a large file takes time.
         try:
             size = path.stat().st_size
             if size != expected["bytes"]:
@@ -156,16 +156,16 @@ def fingerprint(path: Path, size: int | None = None) -> dict[str, Any]:
 
 
 def sealed_json(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the checksum of the content to it."""
+    """Add a checksum of the content to it."""
     entries = {name: value for name, value in content.items() if name != KEY}
-    # Parse it once, so that tuples are lists and keys are text, as in the file.
+    # Convert tuples to lists and keys to text, as they are in the file.
     parsed = json.loads(json.dumps(entries))
     plain = json.dumps(parsed, sort_keys=True, separators=(",", ":"))
     return {**entries, KEY: hashlib.sha256(plain.encode()).hexdigest()}
 
 
 def is_intact_json(content: Mapping[str, Any]) -> bool:
-    """Return whether JSON content matches its checksum; True without one."""
+    """Return True if JSON content matches its checksum, or has none."""
     return KEY not in content or content[KEY] == sealed_json(content)[KEY]
 
 
@@ -177,10 +177,10 @@ def write_yaml(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_complete_yaml(file: Path, last: str) -> dict[str, Any]:
-    """Read a file of `write_yaml`, whose ``last`` key has a text.
+    """Read a file from `write_yaml` that must have the key ``last``, with a text.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: it does not exist.
         InputError: it cannot be read, or is truncated.
     """
     content = read_yaml(file)

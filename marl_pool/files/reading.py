@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # JSON.
 YAML_BYTES, JSON_BYTES = 1 << 20, 1 << 24
 YAML_NODES = 50_000
-"""Keys, values and list entries, each alias counted as all that it stands for."""
+"""Keys, values and list entries, with all aliases written out."""
 YAML_DEPTH = 100
 """Nested mappings and lists."""
 ARRAY_BYTES = 1 << 30
@@ -43,27 +43,27 @@ def read_json(file: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        OSError: it is missing, cannot be read, or is no plain file.
-        ValueError: it is too large, or no JSON.
-        RecursionError: nested too deeply.
+        OSError: it is missing, cannot be read, or is not a regular file.
+        ValueError: it is too large, or not JSON.
+        RecursionError: it is nested too deeply.
     """
     return json.loads(read_bytes(file, JSON_BYTES))
 
 
-def read_bytes(file: Path, most: int) -> bytes:
-    """Read a file of at most ``most`` bytes.
+def read_bytes(file: Path, max_bytes: int) -> bytes:
+    """Read a file of at most ``max_bytes``.
 
     Raises:
-        OSError: it is missing, cannot be read, or is no plain file.
+        OSError: it is missing, cannot be read, or is not a regular file.
         InputError: it is larger.
     """
     # A pipe or a device might never end.
     if not stat.S_ISREG(file.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is no plain file", str(file))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(file))
     with file.open("rb") as opened:
-        content = opened.read(most + 1)
-    if len(content) > most:
-        raise InputError(f"expected at most {most:,} bytes, got more")
+        content = opened.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise InputError(f"expected at most {max_bytes:,} bytes, got more")
     return content
 
 
@@ -71,8 +71,8 @@ def read_yaml(file: Path) -> Any:
     """Read a YAML file of plain data, such as JSON can hold.
 
     Raises:
-        FileNotFoundError: there is none.
-        InputError: it cannot be read, is no YAML, holds other types, or is too large
+        FileNotFoundError: it does not exist.
+        InputError: it cannot be read, is not YAML, holds other types, or is too large
             or nested too deeply, with all its aliases written out.
     """
     try:
@@ -99,8 +99,8 @@ def parse_yaml(text: str) -> Any:
 
     Raises:
         InputError: too many nodes, too deep, an alias inside itself, another type.
-        yaml.YAMLError: it is no YAML.
-        ValueError: a number that Python does not read.
+        yaml.YAMLError: it is not YAML.
+        ValueError: a number that Python cannot read.
         RecursionError: nested too deeply even to be parsed.
     """
     loader = _Loader(text)
@@ -137,7 +137,7 @@ class _Loader(yaml.SafeLoader):
 def _count_nodes(node: Any, counts: dict[int, int | None], depth: int) -> int:
     """Count the nodes below ``node`` with every alias expanded.
 
-    ``counts`` has the counts so far by ``id``, and None while a node is being counted.
+    ``counts`` holds the counts so far by ``id``, None while a node is being counted.
     """
     # Tags could construct objects.
     if node.tag not in PLAIN:
@@ -152,7 +152,7 @@ def _count_nodes(node: Any, counts: dict[int, int | None], depth: int) -> int:
         return count
     if depth > YAML_DEPTH:
         raise InputError(TOO_DEEP)
-    # Mark the node as open, so that an alias inside of it is found.
+    # Mark the node as open, so that an alias inside it is detected.
     counts[id(node)] = None
     total = 1
     # A mapping's value is a list of pairs.
@@ -168,14 +168,14 @@ def _count_nodes(node: Any, counts: dict[int, int | None], depth: int) -> int:
     return total
 
 
-def read_npz(file: Path, most: int = ARRAY_BYTES) -> "dict[str, np.ndarray]":
+def read_npz(file: Path, max_bytes: int = ARRAY_BYTES) -> "dict[str, np.ndarray]":
     """Read the arrays of an npz file; nothing is unpickled.
 
     Raises:
         OSError, ValueError: it cannot be read, is damaged, or holds objects.
-        InputError: it has more than ``most`` bytes.
+        InputError: it has more than ``max_bytes``, unpacked, or is not an npz file.
     """
-    # A single array is another format with the same ending.
+    # A single array has another format.
     with file.open("rb") as opened:
         if opened.read(6) == b"\x93NUMPY":
             raise InputError(f"{file}: expected an .npz file, got a single array")
@@ -183,13 +183,13 @@ def read_npz(file: Path, most: int = ARRAY_BYTES) -> "dict[str, np.ndarray]":
         with zipfile.ZipFile(file) as archive:
             # zipfile reads no more of a member than the size that it claims.
             names = {member.filename: member.file_size for member in archive.infolist()}
-            if sum(names.values()) > most:
+            if sum(names.values()) > max_bytes:
                 raise InputError(
-                    f"{file}: expected at most {most:,} bytes unpacked, got more"
+                    f"{file}: expected at most {max_bytes:,} bytes unpacked, got more"
                 )
             return {name.removesuffix(".npy"): _array(archive, name) for name in names}
-    # The last two are a flag or a method that zipfile does not know, and a version
-    # that numpy does not.
+    # RuntimeError is a flag or method unknown to zipfile, KeyError a version unknown
+    # to `_array`.
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError) as error:
         raise ValueError(f"{file} is damaged: {error}") from error
 
@@ -208,22 +208,22 @@ def _array(archive: zipfile.ZipFile, name: str) -> "np.ndarray":
         if dtype.hasobject:
             raise ValueError(f"{name}: expected numbers, got objects")
         content = opened.read()
-        # An array is as large as its file: a header that claims more is damaged.
+        # The content must have the size that the header claims, else `reshape` fails.
         flat = np.frombuffer(content, dtype)
-        # Keep the order in memory: BLAS rounds a product by it.
+        # Keep the order in memory, which affects how BLAS rounds a product.
         array = flat.reshape(shape, order="F" if in_columns else "C")
         return array.copy(order="K")
 
 
 class Bounded:
-    """An open, seekable binary file that cannot be read beyond ``most`` bytes."""
+    """An open, seekable binary file that cannot be read beyond ``max_bytes``."""
 
-    def __init__(self, opened: BinaryIO | GzipFile, most: int) -> None:
-        self._opened, self._most = opened, most
+    def __init__(self, opened: BinaryIO | GzipFile, max_bytes: int) -> None:
+        self._opened, self._max_bytes = opened, max_bytes
 
     def read(self, size: int = -1) -> bytes:
         """Read ``size`` bytes, or to the end."""
-        remaining = self._most - self._opened.tell()
+        remaining = self._max_bytes - self._opened.tell()
         self._validate(size <= remaining)
         content = self._opened.read(size if size >= 0 else remaining + 1)
         self._validate(len(content) <= remaining)
@@ -231,7 +231,7 @@ class Bounded:
 
     def seek(self, place: int, whence: int = 0) -> int:
         """Move to a place within the bound."""
-        self._validate(place <= self._most)
+        self._validate(place <= self._max_bytes)
         return self._opened.seek(place, whence)
 
     def tell(self) -> int:
@@ -241,5 +241,5 @@ class Bounded:
     def _validate(self, fits: bool) -> None:
         if not fits:
             raise InputError(
-                f"expected at most {self._most:,} bytes unpacked, got more"
+                f"expected at most {self._max_bytes:,} bytes unpacked, got more"
             )

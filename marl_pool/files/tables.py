@@ -1,4 +1,4 @@
-"""The table kit: tables on screen and as CSV files."""
+"""Tables on screen and as CSV files."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ def write_csv(
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Read a file of `write_csv`; all values are text."""
+    """Read a file from `write_csv`; all values are text."""
     with path.open(newline="", encoding="utf-8") as lines:
         header, *rows = [list(map(uncell, line)) for line in csv.reader(lines)] or [[]]
     return [dict(zip(header, row, strict=False)) for row in rows]
@@ -42,7 +42,7 @@ def print_table(
     caption: str = "",
     width: int = 140,
     num_names: int = 1,
-    spared: Collection[int] = (),
+    drop_first: Collection[int] = (),
 ) -> None:
     """Print a table with numbers aligned to the right.
 
@@ -51,10 +51,10 @@ def print_table(
         rows: cells; missing ones at the end of a row are empty.
         title: line above the table.
         caption: line below the table.
-        width: characters a line where there is no terminal.
-        num_names: leading columns of text, aligned to the left.
-        spared: numbers of the columns that a narrow terminal leaves out first, in this
-            order; then the last ones.
+        width: characters per line if there is no terminal.
+        num_names: number of leading columns of text, aligned to the left.
+        drop_first: indices of the columns that a narrow terminal leaves out first, in
+            this order, before it leaves out the last ones.
     """
     from rich.console import Console
     from rich.table import Table
@@ -62,10 +62,10 @@ def print_table(
 
     console, rows, visible = Console(), list(rows), list(range(len(columns)))
     if console.is_terminal:
-        # Rows that break are hard to read: leave out columns instead.
-        visible = _fitting(columns, rows, console.width, num_names, spared)
+        # Rows that wrap are hard to read: leave out columns instead.
+        visible = _fitting(columns, rows, console.width, num_names, drop_first)
     else:
-        # A pipe has no width, and rich's default of 80 columns breaks rows.
+        # A pipe has no width, and rich's default of 80 columns wraps rows.
         console.width = width
     if hidden := [name for k, name in enumerate(columns) if k not in visible]:
         hint = f"a wider terminal shows {', '.join(hidden)} too"
@@ -76,7 +76,6 @@ def print_table(
         caption=caption or None,
         caption_justify="left",
     )
-    # The first columns are names, the others numbers.
     for place in visible:
         justify: Literal["left", "right"] = "left" if place < num_names else "right"
         table.add_column(columns[place], justify=justify)
@@ -91,7 +90,7 @@ def _fitting(
     rows: Iterable[Sequence[str]],
     width: int,
     num_names: int,
-    spared: Collection[int],
+    drop_first: Collection[int],
 ) -> list[int]:
     """Return the columns that a table of ``width`` characters has room for."""
     widest = [len(name) for name in columns]
@@ -99,13 +98,14 @@ def _fitting(
         for place, text in enumerate(row):
             widest[place] = max(widest[place], len(printable(text)))
     room = width - 1 - sum(size + 3 for size in widest)
-    last = [k for k in reversed(range(num_names + 1, len(columns))) if k not in spared]
+    numbers = reversed(range(num_names + 1, len(columns)))
+    last = [place for place in numbers if place not in drop_first]
     hidden: list[int] = []
-    for place in [*spared, *last]:
+    for place in [*drop_first, *last]:
         if room < 0:
             hidden.append(place)
             room += widest[place] + 3
-    # A narrow one may fit again in place of a wide one.
+    # A narrow column may fit again in place of a wide one.
     for place in hidden[-2::-1]:
         if room >= widest[place] + 3:
             hidden.remove(place)

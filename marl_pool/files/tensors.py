@@ -16,9 +16,9 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     for name, tensor in tensors.items():
         dense = tensor.detach().cpu().contiguous()
         storage = dense.untyped_storage().data_ptr()
-        # safetensors refuses tensors that share memory, as tied weights do.
+        # safetensors rejects tensors that share memory, as tied weights do.
         on_cpu[name] = dense.clone() if storage in storages else dense
         storages.add(storage)
-    # Write by Python, so that a full disk is an OSError like any other.
+    # Write with Python, so that a full disk is an OSError like any other.
     with new_binary_file(file) as out:
         out.write(save(on_cpu))

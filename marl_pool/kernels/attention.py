@@ -14,6 +14,7 @@ from marl_pool.kernels.functional import (
     is_transformed,
     plain_attention,
     plain_gradients,
+    split_heads,
 )
 from marl_pool.kernels.narrow_attention import WIDEST, narrow_attention
 from marl_pool.utils.errors import InputError
@@ -23,7 +24,7 @@ AttentionScale = Literal["model", "head"]
 
 
 def validate_heads(key: str, num_heads: int, dim: int) -> None:
-    """Raise `InputError` if the heads of ``key`` cannot share the width ``dim``."""
+    """Raise `InputError` unless ``num_heads``, the option ``key``, divides ``dim``."""
     if num_heads < 1 or dim % num_heads:
         raise InputError(f"{key}: expected a divisor of dim = {dim}, got {num_heads}")
 
@@ -35,7 +36,7 @@ class MultiHeadAttention(nn.Module):
         \mathrm{concat}_h\left(\mathrm{softmax}\left(
             s\, Q_h K_h^\top\right) V_h\right) W_O
 
-    with :math:`Q = q W_Q`, :math:`K = x W_K` and :math:`V = x W_V` split in H heads.
+    with :math:`Q = q W_Q`, :math:`K = x W_K` and :math:`V = x W_V` split into H heads.
 
     On a CPU, narrow heads use `narrow_attention`, all others torch's fused kernels; in
     function transforms, `plain_attention`.
@@ -95,15 +96,15 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             query: ``(B, M, D)``.
-            context: ``(B, N, D)``, finite also under padding.
+            context: ``(B, N, D)``, finite even under padding.
             padding: ``(B, N)`` bool, True = ignore. An empty set gives the output
                 projection of zero.
 
         Returns:
             ``(B, M, D)``.
         """
-        # Project, and split into heads.
-        queries, keys, values = map(self._split_heads, self._project(query, context))
+        parts = self._project(query, context)
+        queries, keys, values = (split_heads(part, self.num_heads) for part in parts)
         # The gradient of narrow attention is a difference of means, for which bfloat16
         # has too few digits.
         precise = queries.dtype in (torch.float32, torch.float64)
@@ -140,8 +141,8 @@ class MultiHeadAttention(nn.Module):
 
         It is finite, so that the softmax over an empty set is not NaN.
         """
-        queries = self._split_heads(self.to_query(query))
-        keys = self._split_heads(self.to_key(context))
+        queries = split_heads(self.to_query(query), self.num_heads)
+        keys = split_heads(self.to_key(context), self.num_heads)
         scores = queries @ keys.transpose(-1, -2) * self.scale
         if padding is None:
             return scores
@@ -157,17 +158,14 @@ class MultiHeadAttention(nn.Module):
             return weights
         return weights.masked_fill(padding[:, None, None, :], 0.0)
 
-    def _split_heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-
 
 def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, scale: float
 ) -> Tensor:
     """Return ``softmax(scale · q kᵀ) v`` by torch's fused kernels.
 
-    As these have no second derivative, a gradient of the gradient is computed
-    by `plain_attention`. The arguments are the same.
+    As these have no second derivative, second-order gradients are computed by
+    `plain_attention`. The arguments are the same.
     """
     tensors = (query, key, value)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):

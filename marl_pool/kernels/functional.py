@@ -1,7 +1,7 @@
 """Functions that layers share: activations, masked softmax, attention, linear layers.
 
 The linear layers have one set of weights, or a population's: weights may have a leading
-dimension P; then their input and result have it, too.
+dimension P; then their input and result have it too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,9 +54,9 @@ def input_gradients(
     *,
     create_graph: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradient by each input; None for one that does not require it.
+    """Return the gradient of each input; None for one that does not require it.
 
-    Otherwise it is `torch.autograd.grad`.
+    Otherwise like `torch.autograd.grad`.
     """
     differentiable = [part for part in inputs if part.requires_grad]
     gradients = iter(
@@ -85,6 +85,11 @@ def masked_softmax(scores: Tensor, ignore: Tensor | None, dim: int = -1) -> Tens
     return scores.masked_fill(ignore, lowest).softmax(dim).masked_fill(ignore, 0.0)
 
 
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Share vectors ``(B, N, D)`` among the heads, ``(B, H, N, D / H)``."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
 def plain_attention(
     query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, scale: float
 ) -> Tensor:
@@ -110,10 +115,9 @@ def plain_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key and value, which are differentiable again.
 
-    None for an input that does not require it.
-
-    They are the gradients of a fast path in a backward pass with ``create_graph=True``.
-    The arguments are as in `plain_attention`, and the gradient by its result.
+    None for an input that does not require it. Fast paths call this in a backward pass
+    with ``create_graph=True``. The arguments are as in `plain_attention`; the last is
+    the gradient of its result.
     """
     # Views, so that a tensor passed as key and as value has a gradient for each.
     query, key, value = parts = [part.view_as(part) for part in inputs]

@@ -48,8 +48,8 @@ def lstm_sequence(
         held: ``(T, R)`` bool, rows that keep their memory in a step; None for none.
 
     Returns:
-        The hidden states ``(T, K, R)`` and the last cell state ``(K, R)``. A gradient
-        of the gradient is computed by `plain_lstm_sequence`.
+        The hidden states ``(T, K, R)`` and the last cell state ``(K, R)``. Second-order
+        gradients are computed by `plain_lstm_sequence`.
     """
     dtype = gates.bias.dtype
     parts = (inputs.to(dtype), *gates, hidden.to(dtype), state.to(dtype), held)
@@ -81,7 +81,7 @@ class _LSTMSequence(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         inputs, of_input, of_hidden, bias, hidden, state, held = arguments
         steps, units = len(inputs), len(state)
-        # Compute the inputs' part of the gates for all steps at once.
+        # Compute the inputs' share of the gates for all steps at once.
         gates = of_input @ inputs
         gates += bias[:, None]
         # Keep all states for the backward pass.
@@ -146,7 +146,7 @@ def _gradients(
             # Add the gradient of this step's output to that from later steps.
             for_hidden = for_hidden + for_hiddens[t]
             for_state.addcmul_(for_hidden, through[t - first])
-            # The derivatives by the gates' logits become gradients in place.
+            # Turn the derivatives by the gates' logits into gradients, in place.
             slopes[t, : 3 * units].view(3, units, -1).mul_(for_state)
             slopes[t, 3 * units :].mul_(for_hidden)
             if held is None:

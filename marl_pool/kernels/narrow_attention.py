@@ -12,10 +12,10 @@ so all the sums for the result and its gradient are one product of the weights e
 the columns 1, v, k and k v. Three more things make it fast:
 
 - The keys are centered on the middle of their range. Then the largest score of a query
-  is small, and a bound of it follows from the range: no pass over the scores to find
+  is small, and a bound on it follows from the range: no pass over the scores to find
   it, and none to subtract it unless it is large.
 - ``exp2`` costs a third of ``exp``, so scores are in units of ln 2.
-- Scores are computed in chunks that fit the cache, and again for the gradient.
+- Scores are computed in chunks that fit the cache, and recomputed for the gradient.
 
 There are 1 + 2 W + W² columns for heads of width W, so it pays up to `WIDEST`.
 """
@@ -48,7 +48,7 @@ def narrow_attention(
 ) -> Tensor:
     """Return ``softmax(scale · q kᵀ) v``; the arguments are as in `plain_attention`.
 
-    It computes a gradient of the gradient, too.
+    It can be differentiated twice.
     """
     tensors = (query, key, value)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -133,7 +133,7 @@ def _attend(
     sums = _products(used, k, q, None if peak is None else peak[:, None, :])
     total = sums[0]
     if ignore is not None:
-        # An empty set has the sum 0: divide it by anything else.
+        # An empty set has the sum 0, by which the other sums cannot be divided.
         total = total.clamp(min=torch.finfo(q.dtype).tiny)
     means = sums[1:] / total
     result = _from_rows(means[:width] + mean, query.shape[:2])
@@ -250,8 +250,8 @@ def _chunks(inner: Tensor, outer: Tensor) -> Iterator[tuple[slice, Tensor]]:
 def _scratch_memory(like: Tensor, count: int) -> Tensor:
     """Return a tensor kept between calls: new pages cost as much as the exponentials.
 
-    It is an ordinary tensor, also if inference mode is on when it is first needed,
-    since a later gradient could not write to an inference tensor.
+    It is an ordinary tensor even if inference mode is on when it is first needed, since
+    a later gradient could not write to an inference tensor.
     """
     tensors: dict[torch.dtype, Tensor] = _scratch.__dict__.setdefault("tensors", {})
     memory = tensors.get(like.dtype)

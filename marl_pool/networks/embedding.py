@@ -11,7 +11,7 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 TypeEmbedding = int | Literal["add"]
-"""Width of the learned vector joined to the features, 0 for none; or ``"add"``."""
+"""Width of the vector concatenated to the features, 0 for none; or ``"add"``."""
 
 
 class TokenEmbedding(nn.Module):
@@ -39,10 +39,10 @@ class TokenEmbedding(nn.Module):
             there is no activation.
 
     Attributes:
-        dim_out: D, or without a projection the width of features and type embedding.
+        dim_out: D, or the width of features and type embedding without a projection.
 
     Raises:
-        InputError: an unknown activation, or from `forward`, features of another shape.
+        InputError: an unknown activation; from `forward`, features of another shape.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TokenEmbedding(nn.Module):
                 raise unknown("input_activation", activation, ACTIVATIONS)
             self.activate = ACTIVATIONS[activation]()
         self.dim_out = width if dim is None else dim
-        # Follows the network's dtype, also where there are no parameters here.
+        # Follows the network's dtype, even where the embedding has no parameters.
         self.one: Tensor
         self.register_buffer("one", torch.ones(()), persistent=False)
 

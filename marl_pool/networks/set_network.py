@@ -24,23 +24,23 @@ from marl_pool.utils.errors import InputError, described
 
 @contextmanager
 def seeded(seed: int | None, part: str) -> Iterator[None]:
-    """Seed torch's generator by (seed, part) within the context; None leaves it.
+    """Seed torch's generator by (seed, part) within the context; None leaves it as is.
 
-    Each part of a network has separate random numbers. So at one seed the weights
-    below the head are the same for every pooling head, as the AdaPool paper requires
-    (https://arxiv.org/abs/2506.09215, section 4.3).
+    Each part of a network has separate random numbers. So with the same seed, the
+    weights below the head are the same for every pooling head, as the AdaPool paper
+    requires (https://arxiv.org/abs/2506.09215, section 4.3).
     """
     if seed is None:
         yield
         return
     with torch.random.fork_rng(devices=[]):
-        # torch's CPU generator only uses the low 32 bits of its seed: hash into these.
+        # torch's CPU generator uses only the low 32 bits of its seed: hash into those.
         torch.manual_seed(zlib.crc32(f"{part} {seed}".encode()))
         yield
 
 
 def init_weights(module: nn.Module, std: float) -> None:
-    """Sample weight matrices, embeddings and extra tokens from N(0, std²); zero biases.
+    """Sample weights, embeddings and learned tokens from N(0, std²); set biases to 0.
 
     LayerNorms keep 1 and 0. Heads and encoders with ``keeps_initial_weights`` are
     skipped.
@@ -48,14 +48,12 @@ def init_weights(module: nn.Module, std: float) -> None:
     Source: the AdaPool paper (https://arxiv.org/abs/2506.09215), C.2, std 0.02; its
     published configurations for centroid and tag use 0.2.
     """
-    # Some encoders and pooling layers have published initial weights.
     kept = {
         part
         for whole in module.modules()
         if isinstance(whole, Encoder | Pooling) and whole.keeps_initial_weights
         for part in whole.modules()
     }
-    # Initialize all other parts.
     for part in module.modules():
         if part in kept:
             continue
@@ -100,16 +98,16 @@ class SetNetwork(nn.Module):
         spec: specification of the tokens.
         encoder: ``{"name": …, **options}``.
         pooling: ``{"name": …, **options}``.
-        type_embedding: width of the learned type embedding, concatenated to the
-            features, 0 for none; ``"add"`` to add it to them instead.
+        type_embedding: width of the learned type embedding, which is concatenated to
+            the features, 0 for none; ``"add"`` to add it to them instead.
         input_activation: activation after the projection of the tokens, before the
             encoder; None for none. The AdaPool paper's RL code has GELU there, its
-            supervised code (KNN-centroid, images) nothing.
+            supervised code (KNN-centroid, images) has none.
         dropout: probability in the encoder, in [0, 1).
         attention_dropout: probability in the attention of encoder and head, if their
             constructors have this parameter; see `MultiHeadAttention`.
         token_dropout: probability, while training, that a token is hidden from the
-            network; see `drop_tokens`. An independent sample for each set and network.
+            network, sampled for each set and network; see `drop_tokens`.
         init_std: standard deviation of the initial weights; see `init_weights`.
         action_dim: A, the width of the previous action, for heads that read it.
         embedding: `TokenEmbedding` or a subclass, called with ``spec``, the encoder's
@@ -142,7 +140,7 @@ class SetNetwork(nn.Module):
         super().__init__()
         self.spec = spec
         self.token_dropout = token_dropout
-        # Seed each part by its name, so that one part does not change the others.
+        # Each part has its own seed, so that no part affects another's weights.
         with seeded(seed, "encoder"):
             self.encoder = build_part(
                 "encoder",
@@ -163,7 +161,6 @@ class SetNetwork(nn.Module):
                 spec, self.encoder.dim, type_embedding, input_activation
             )
             init_weights(self.embedding, init_std)
-        # Describe the pooled tokens to the pooling layer.
         with seeded(seed, "pooling"):
             context = {
                 "dim": self.embedding.dim_out,
@@ -180,11 +177,11 @@ class SetNetwork(nn.Module):
                 self._try(f"{kind} {part['name']!r}")
 
     def _try(self, where: str) -> None:
-        """Raise an `InputError` if a plug-in cannot pool zeros, or changes by it."""
+        """Raise InputError if pooling zeros fails or changes the form of the state."""
         before = {name: part.clone() for name, part in self.state_dict().items()}
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
-                pooled = SetNetwork.forward(self, self._zeros(2))
+                pooled = SetNetwork.forward(self, self.spec.zeros(2))
             except InputError:
                 raise
             except Exception as error:  # a plug-in may raise any exception
@@ -210,15 +207,6 @@ class SetNetwork(nn.Module):
                 )
             for name, part in before.items():
                 after[name].copy_(part)
-
-    def _zeros(self, count: int) -> Tokens:
-        shape = (count, self.spec.num_tokens)
-        dtype = torch.uint8 if self.spec.dtype == "uint8" else None
-        return Tokens(
-            torch.zeros(*shape, self.spec.num_features, dtype=dtype),
-            torch.zeros(shape, dtype=torch.int64),
-            torch.zeros(shape, dtype=torch.bool),
-        )
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Summarize tokens of batch ``(B,)`` in ``(B, dim_out)``."""
@@ -260,7 +248,7 @@ class SetNetwork(nn.Module):
     def unroll(
         self, tokens: Tokens, prev_actions: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
-        """Summarize T sets of each row one after the other, with a `memory_head`.
+        """Summarize the T sets of each row in sequence, with a `memory_head`.
 
         Args:
             tokens: tokens of batch ``(B, T)``.
@@ -281,7 +269,7 @@ class SetNetwork(nn.Module):
         return self._head.attention_weights(*sequences, prev_actions, memory)
 
     def drop(self, tokens: Tokens) -> Tokens:
-        """Hide tokens while training, by the probability ``token_dropout``."""
+        """Hide tokens while training, with probability ``token_dropout``."""
         if not (self.training and self.token_dropout):
             return tokens
         return drop_tokens(tokens, self.token_dropout, self.spec.has_self)
@@ -303,7 +291,7 @@ class SetNetwork(nn.Module):
 def present_padding(tokens: Tokens) -> Tensor | None:
     """Return the padding ``(B, N)``; None if no token is padded, which is faster.
 
-    A function transform does not allow the test, and on a GPU it costs more than the
+    Function transforms do not allow this test, and on a GPU it costs more than the
     mask.
     """
     may_test = not is_transformed() and may_read(tokens.padding)
@@ -337,8 +325,8 @@ def build_part(
 def validate_state(where: str, module: nn.Module) -> None:
     """Raise InputError for a state that no file of tensors can hold.
 
-    So it is found before the training, not when the policy is saved. Where the caller
-    asks for tensors without numbers, nothing is trained, and all is accepted.
+    So it is found before training, not when the policy is saved. On the meta device,
+    where nothing is trained, every state is accepted.
     """
     if torch.get_default_device().type == "meta":
         return
@@ -348,7 +336,7 @@ def validate_state(where: str, module: nn.Module) -> None:
 
 
 def _state_problem(key: str, tensor: Any) -> str:
-    """Return what is expected of a tensor that no file can hold; empty for others."""
+    """Return the expectation that a tensor for a file does not meet; empty if none."""
     if isinstance(tensor, UninitializedBuffer | UninitializedParameter):
         return f"parameters that have a shape, got {key!r} of a lazy layer"
     if not isinstance(tensor, Tensor):

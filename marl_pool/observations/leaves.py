@@ -1,4 +1,4 @@
-"""Spaces inside an observation whose elements are one array, each as tokens."""
+"""Spaces inside an observation whose elements are one array, as tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from marl_pool.observations.view import TokenOptions, validate_indices
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
-LARGEST_SET = 64
-"""Number of patches of an image that the default patch does not exceed."""
-LARGEST_CHOICE = 1 << 14
-"""Largest number of choices that become a token of as many features."""
+MOST_PATCHES = 64
+"""Largest number of patches of an image with the default patch size."""
+MOST_OPTIONS = 1 << 14
+"""Largest number of options of a choice that becomes a one-hot token."""
 
 
 class Leaf(ABC):
@@ -30,16 +30,15 @@ class Leaf(ABC):
         num_tokens: number of its tokens.
         num_features: width of its tokens.
         type_names: names of its types.
-        types: type of each token; None where `read_types` finds it in the features.
-        positions: as in `TokenSpec`, where the observation is this leaf alone.
+        positions: as in `TokenSpec`, if the observation has no other leaf.
     """
 
     keeps_bytes = False
     """True if features are uint8, which the embedding scales."""
     may_be_absent = False
-    """True if the elements say where there is no token."""
+    """True if the elements say which slots hold no token."""
     is_set = False
-    """True if the first dimension of the elements counts tokens of one kind."""
+    """True if the first dimension of the elements runs over tokens of one kind."""
     mixes_types = False
     """True if a token of any type may be at any place."""
 
@@ -64,7 +63,7 @@ class Leaf(ABC):
         return ()
 
     def types(self, values: Tensor) -> Tensor:
-        """Return the type of each token, ``(*B, N)`` int64; by default one each."""
+        """Return types, ``(*B, N)`` int64; by default one for all, or one each."""
         shape = (*self._batch(values), self.num_tokens)
         if len(self.type_names) == 1:
             return torch.zeros(shape, dtype=torch.int64, device=values.device)
@@ -126,7 +125,7 @@ class RowsLeaf(Leaf):
     Args:
         part: storage of the elements, ``(N, F)``.
         name: name of the type.
-        options: which rows are no tokens, and where their types are.
+        options: which rows are not tokens, and where their types are.
         split: give each row a separate type.
     """
 
@@ -177,7 +176,7 @@ class RowsLeaf(Leaf):
     def invert(self, tokens: Tokens) -> Tensor:
         features = tokens.features.clone()
         if self.columns is not None:
-            # The largest of the columns and the one of the type exchange their numbers.
+            # Swap the largest of the type columns with the column of the token's type.
             columns = torch.tensor(self.columns, device=features.device)
             largest = columns[features[..., columns].argmax(-1)][..., None]
             column = columns[tokens.types][..., None]
@@ -185,7 +184,7 @@ class RowsLeaf(Leaf):
             features = features.scatter(-1, column, pair[0])
             features = features.scatter(-1, largest, pair[1])
         if self.presence is not None:
-            # A reading of 0, as of a dead sensor, would say that there is no token.
+            # A reading of 0, as from a dead sensor, would mean that there is no token.
             readings = features[..., self.presence]
             silent = (readings == 0) & ~tokens.padding
             features[..., self.presence] = readings.masked_fill(silent, 1)
@@ -222,7 +221,7 @@ class ChoiceLeaf(Leaf):
         values = values - self.start.to(values.device)
         shape = (*self._batch(values), self.num_tokens, len(self.widths))
         columns = values.reshape(shape).unbind(-1)
-        # A number out of range, as of an absent agent, becomes zeros.
+        # A number out of range, such as an absent agent's, becomes zeros.
         coded = [
             column[..., None] == torch.arange(width, device=values.device)
             for column, width in zip(columns, self.widths, strict=True)
@@ -238,17 +237,17 @@ class ChoiceLeaf(Leaf):
 
 
 class ImageLeaf(Leaf):
-    """An image cut into patches: each is a token of its place and its pixels.
+    """An image cut into patches, each a token of its place and its pixels.
 
-    The first two features are the row and the column of the patch, from 0 to 1 in the
-    image; then follow its pixels by rows, channels side by side. At the lower and right
-    edge patches are filled with zeros. Bytes stay bytes, where they reach 255.
+    The first two features are the row and column of the patch, from 0 to 1 in the
+    image; its pixels follow by rows, each with its channels. At the bottom and right,
+    patches are padded with zeros. Bytes whose bound is 255 stay bytes.
 
     Args:
         part: storage of the elements, ``(H, W)`` or three dimensions with channels.
         name: name of the type.
         options: size of a patch and the axis of the channels.
-        prefix: begin of errors about options.
+        prefix: start of errors about options.
     """
 
     def __init__(
@@ -307,7 +306,7 @@ class ImageLeaf(Leaf):
 
 def _default_patch(height: int, width: int) -> int:
     patch = 1
-    while -(-height // patch) * -(-width // patch) > LARGEST_SET:
+    while -(-height // patch) * -(-width // patch) > MOST_PATCHES:
         patch += 1
     return patch
 
@@ -329,7 +328,7 @@ def make_leaf(
         options: how it becomes tokens.
         number: NumPy dtype in which floats are stored.
         alone: True if the observation has no other leaf.
-        prefix: begin of errors about options.
+        prefix: start of errors about options.
     """
     part = Part.of(space, name, number)
     dims = len(part.shape)
@@ -344,13 +343,13 @@ def make_leaf(
     if options.type_features is not None:
         key = f"{prefix}type_features"
         validate_indices(key, options.type_features, part.shape[1])
-    # As many names as rows name the rows.
+    # If there are as many names as rows, they name the rows.
     split = alone and len(options.token_types or ()) == part.shape[0] > 1
     return RowsLeaf(part, name, options, split=split)
 
 
 def presence_of(name: str, options: TokenOptions) -> int | None:
-    """Return the index of the presence among the features of a matrix; None for none.
+    """Return the index of a matrix's feature for presence; None if it has none.
 
     Args:
         name: path of the matrix, empty for the whole observation.
@@ -361,7 +360,7 @@ def presence_of(name: str, options: TokenOptions) -> int | None:
 
 
 def is_image(space: spaces.Space[Any], options: TokenOptions) -> bool:
-    """Return whether numbers of two or three dimensions are cut into patches."""
+    """Return whether the elements of a space are cut into patches."""
     kinds = spaces.Box | spaces.MultiBinary
     if not isinstance(space, kinds) or len(space.shape or ()) not in (2, 3):
         return False

@@ -34,7 +34,7 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 UNUSED = "unused"
-"""End of the name of the part that says which rows of a list are unused."""
+"""Suffix of the name of the part that says which rows of a list are unused."""
 
 
 class SlotMask(NamedTuple):
@@ -42,7 +42,7 @@ class SlotMask(NamedTuple):
 
     part: str
     absent: bool
-    """What it says of a slot without a token."""
+    """Its value for a slot without a token."""
 
 
 class LeavesView(TokenView):
@@ -52,7 +52,7 @@ class LeavesView(TokenView):
         space: a space that `validate_space` accepts.
         options: how it becomes tokens.
         number: NumPy dtype in which floats are stored.
-        prefix: begin of errors about options.
+        prefix: start of errors about options.
 
     Raises:
         InputError: options that do not fit the space.
@@ -92,7 +92,7 @@ class LeavesView(TokenView):
         self.leaves = [*leaves.values()]
         self.names = [path or WHOLE for path in leaves]
         self.masks = {path or WHOLE: mask for path, mask in masks.items()}
-        # Bytes are kept where the observation is one image.
+        # Bytes are kept if the observation is one image.
         self.dtype = torch.from_numpy(np.zeros(0, number)).dtype
         if alone and self.leaves[0].keeps_bytes:
             self.dtype = torch.uint8
@@ -205,7 +205,7 @@ class LeavesView(TokenView):
         return joined[WHOLE] if self.names == [WHOLE] else _joined(self.space, joined)
 
     def _numbered(self) -> Iterator[tuple[list[int], Leaf]]:
-        """Yield each leaf with the numbers of its types after `rename`."""
+        """Yield the numbers of each leaf's types after `rename`, and the leaf."""
         count = sum(len(leaf.type_names) for leaf in self.leaves)
         numbers, first = [*(self._renumbered or range(count))], 0
         for leaf in self.leaves:
@@ -235,10 +235,10 @@ def _list_length(
         among = (
             f"a number for each of {listed(lists)}" if len(lists) > 1 else "a number"
         )
-        shown = "null" if max_tokens is None else max_tokens
+        actual = "null" if max_tokens is None else max_tokens
         raise InputError(
             f"{prefix}max_tokens: expected {among}, since a Sequence may have any "
-            f"length, got {shown}"
+            f"length, got {actual}"
         )
     if count < 1:
         raise InputError(
@@ -251,7 +251,7 @@ def _list_length(
 def _validate_distances(
     path: str, element: Any, positions: tuple[int, ...], prefix: str
 ) -> None:
-    """Raise InputError unless elements of a list have the numbers of a position."""
+    """Raise InputError unless elements of a list have a position."""
     if not positions:
         raise InputError(
             f"{prefix}positions: expected features, by which the farthest elements are "
@@ -268,7 +268,7 @@ def _validate_distances(
 def _mask_paths(
     options: TokenOptions, paths: Collection[str], prefix: str
 ) -> dict[str, SlotMask]:
-    """Return the masks of the options by the path of their set."""
+    """Return the masks that the options name, by the path of their set."""
     masks: dict[str, SlotMask] = {}
     for key, absent in (("presence_keys", False), ("padding_keys", True)):
         parts = getattr(options, key) or {}
@@ -328,7 +328,7 @@ def _values(
 
 
 def _joined(space: spaces.Space[Any], values: Mapping[str, Any], name: str = "") -> Any:
-    """Return the observations of the values by path; the inverse of `_values`."""
+    """Return the observations with these values by path; the inverse of `_values`."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return values[name]
     entries = {

@@ -21,7 +21,7 @@ def element_space(space: spaces.Space[Any]) -> spaces.Space[Any] | None:
 
 
 def longest(space: spaces.Space[Any]) -> int | None:
-    """Return the number of elements that a list may have, if the space says it."""
+    """Return the largest length of a list; None if the space sets no limit."""
     return getattr(space, "max_len", None)
 
 
@@ -66,9 +66,9 @@ class ListStorage:
     element: Part
     rows: Part
     drop: Literal["last", "farthest"] | None
-    """Which elements are dropped where there are more than rows; None to refuse it."""
+    """Which elements are dropped if there are more than rows; None to refuse them."""
     positions: tuple[int, ...]
-    """Indices of the numbers by which the farthest elements are found."""
+    """Indices of the features by which the farthest elements are found."""
 
     @classmethod
     def of(
@@ -101,7 +101,7 @@ class ListStorage:
         count = self.rows.shape[0]
         if len(elements) > count:
             elements = self._shortened(elements, count)
-        # Stored in the space's dtype, so that its numbers are checked as they are.
+        # In the space's dtype, so that the original numbers are checked.
         rows = np.zeros(self.rows.shape, self.rows.declared)
         if elements:
             rows[: len(elements)] = np.stack(elements).reshape(-1, *rows.shape[1:])

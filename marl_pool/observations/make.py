@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from gymnasium import spaces
 
-from marl_pool.observations.leaves import LARGEST_CHOICE, ImageLeaf, RowsLeaf
+from marl_pool.observations.leaves import MOST_OPTIONS, ImageLeaf, RowsLeaf
 from marl_pool.observations.leaves_view import LeavesView, entries_of, leaves_of
 from marl_pool.observations.lists import becomes_rows, element_space
 from marl_pool.observations.masks import MASK, MaskPart, mask_sizes
@@ -39,7 +39,7 @@ def make_view(
 ) -> TokenView:
     """Return the view of a space's observations as tokens.
 
-    - A Dict of ``features``, ``types`` and ``padding`` is tokens already.
+    - A Dict of ``features``, ``types`` and ``padding`` already holds tokens.
     - A matrix, a Box or MultiBinary of ``(N, F)``, is N tokens.
     - An image, a Box or MultiBinary of ``(H, W, C)``, a Box of ``(H, W)`` bytes up to
       255, or any ``(H, W)`` if there is a ``patch``, is cut into patches with their
@@ -47,28 +47,28 @@ def make_view(
     - A Discrete is a one-hot token; a MultiDiscrete is one for each number, or row.
     - A vector is a token for each number, the parts of its ``slices``, or what
       ``vector`` makes of it.
-    - A Dict or Tuple is the tokens of all entries, filled with zeros to the same width.
+    - A Dict or Tuple is the tokens of all entries, padded with zeros to the same width.
       Types are named by the path of keys; an entry ``self`` is the observer's own. A
       vector in it is one token.
     - A Sequence, or a list space of RLlib, has a token for each element, and padding.
 
     The entry ``action_mask`` of a Dict says which actions are valid; it is stored as a
-    part beside the observation, and is no token. A Dict or Tuple of one other entry is
-    that entry.
+    part beside the observation, and is not a token. A Dict or Tuple of one other entry
+    counts as that entry.
 
     Args:
         space: of the observations.
         options: how they become tokens.
         number: NumPy dtype in which floats are stored.
         vector: makes the view of an observation that is a vector.
-        where: begin of the error about a space that cannot become tokens.
-        prefix: begin of errors about options.
+        where: start of the error about a space that cannot become tokens.
+        prefix: start of errors about options.
 
     Raises:
         InputError: a space that cannot become tokens, or options that do not fit it.
     """
     validate_space(space, where)
-    # An action mask, and a Dict or Tuple around one entry, are no tokens.
+    # Unwrap an action mask, and a Dict or Tuple around one entry.
     observed, mask = split_action_mask(space)
     key = _only_key(observed)
     entry = observed if key is None else dict(entries_of(observed))[key]  # type: ignore[arg-type]
@@ -135,11 +135,11 @@ def is_vector(
 
 
 def validate_space(space: spaces.Space[Any], where: str) -> None:
-    """Raise InputError if a space cannot become tokens, with descriptions that can.
+    """Raise InputError if a space cannot become tokens, and name similar ones that can.
 
     Args:
         space: of observations.
-        where: begin of the error.
+        where: start of the error.
     """
     if nearest := _refusal(space):
         raise InputError(
@@ -149,7 +149,7 @@ def validate_space(space: spaces.Space[Any], where: str) -> None:
 
 
 def _refusal(space: spaces.Space[Any]) -> str:
-    """Return the nearest descriptions to a space that cannot become tokens."""
+    """Describe usable spaces similar to an unusable one; empty if it is usable."""
     observed, mask = split_action_mask(space)
     if mask is not None:
         if not mask_sizes(mask):
@@ -163,10 +163,10 @@ def _refusal(space: spaces.Space[Any]) -> str:
     match space:
         case spaces.Dict() | spaces.Tuple():
             return _refusal_of_entries(space)
-        case spaces.Discrete() if int(space.n) <= LARGEST_CHOICE:
+        case spaces.Discrete() if int(space.n) <= MOST_OPTIONS:
             return ""
         case spaces.MultiDiscrete() if len(space.shape) in (1, 2) and space.nvec.size:
-            if int(np.max(space.nvec)) <= LARGEST_CHOICE:
+            if int(np.max(space.nvec)) <= MOST_OPTIONS:
                 return ""
         case spaces.Box() | spaces.MultiBinary():
             shape = space.shape or ()
@@ -206,7 +206,7 @@ def _validate_token_names(
 ) -> None:
     """Raise InputError for a Dict that is almost one of tokens.
 
-    Its entries would be a set each. One that an option calls a mask is meant so.
+    Otherwise its entries would be a set each. Masks named by options are exempt.
     """
     if not isinstance(space, spaces.Dict | spaces.Tuple) or token_spec(space):
         return
@@ -235,21 +235,21 @@ NEAREST = {
     "Graph": f"{_TOKENS}, a token for each node, or {_FIXED}",
     "Text": "a MultiDiscrete of the characters' numbers, or a Discrete",
     "OneOf": "a Dict of the spaces and a Discrete that says which one counts",
-    "Discrete": f"a MultiDiscrete of digits with at most {LARGEST_CHOICE} choices each,"
+    "Discrete": f"a MultiDiscrete of digits with at most {MOST_OPTIONS} choices each,"
     " or a Box of (1,)",
     "MultiDiscrete": f"a MultiDiscrete of one or two dimensions with at most "
-    f"{LARGEST_CHOICE} choices each, or a Box of (N, F)",
+    f"{MOST_OPTIONS} choices each, or a Box of (N, F)",
     "tokens": "a Dict of features, a Box of (N, F), types, a MultiDiscrete or a Box of "
     "integers of (N,), and padding, a MultiBinary(N)",
     "": f"a Box of (F,), (N, F) or (H, W, C), or {_TOKENS}",
 }
-"""By the class of a space that cannot become tokens: descriptions that can."""
+"""Descriptions of usable spaces, by the class of an unusable one."""
 
 
 def _validate_use(
     options: TokenOptions, view: TokenView, *, sliced: bool, prefix: str
 ) -> None:
-    """Raise InputError for an option of spaces that the observation lacks."""
+    """Raise InputError for options about kinds of spaces that the observation lacks."""
     leaves = view.leaves if isinstance(view, LeavesView) else []
     names = view.names if isinstance(view, LeavesView) else []
     lists = view.lists if isinstance(view, LeavesView) else {}

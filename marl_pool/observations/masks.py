@@ -14,9 +14,9 @@ MASK = "action_mask"
 
 
 def mask_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
-    """Return the lengths of a mask's rows: one, a matrix's, or a Tuple's entries.
+    """Return the lengths of a mask's rows, in a vector, a matrix or a Tuple of vectors.
 
-    Empty if the space is neither a vector, a matrix nor a Tuple of vectors.
+    Empty for any other space.
     """
     rows = space.spaces if isinstance(space, spaces.Tuple) else (space,)
     shapes = [(row.shape or ()) if isinstance(row, PlainSpace) else () for row in rows]
@@ -28,7 +28,7 @@ def mask_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
 
 
 def fits(sizes: tuple[int, ...], choices: tuple[int, ...]) -> bool:
-    """Return whether masks of ``sizes`` are of these choices, in one row or each."""
+    """Return whether masks of ``sizes`` fit the choices, in one row or one for each."""
     return bool(choices) and sizes in (choices, (sum(choices),))
 
 
@@ -67,7 +67,7 @@ def join_masks(mask: Any, sizes: tuple[int, ...], name: str = MASK) -> Any:
     Args:
         mask: a row, or a tuple, list or array of rows.
         sizes: lengths of the rows.
-        name: begin of the error.
+        name: start of the error.
 
     Raises:
         InputError: rows of other lengths.
@@ -95,7 +95,7 @@ def read_mask(mask: Any, choices: tuple[int, ...], name: str) -> np.ndarray:
     Args:
         mask: numbers 0 and 1, or bools, in one row or in one for each choice.
         choices: numbers of options.
-        name: begin of the error.
+        name: start of the error.
 
     Raises:
         InputError: other numbers, or another number of them.

@@ -1,4 +1,4 @@
-"""Storage of observations in arrays, with the checks of everything that is stored."""
+"""Storage of observations in arrays, with checks of everything that is stored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ PlainSpace = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiB
 
 
 def label(name: str) -> str:
-    """Return the begin of errors about a part; empty for the whole observation."""
+    """Return the start of errors about a part; empty for the whole observation."""
     return f"part {name!r}: " if name else ""
 
 
 def as_array(value: Any) -> np.ndarray | None:
-    """Return an array; None for what is ragged, or a tensor that requires grad."""
+    """Convert to an array; None for ragged data, or a tensor that requires grad."""
     # Without gradients, torch would convert such a tensor.
     if getattr(value, "requires_grad", False):
         return None
@@ -36,7 +36,7 @@ def as_array(value: Any) -> np.ndarray | None:
 
 
 def kind_of(value: Any) -> str:
-    """Return in one line what a value is, such as ``a Dict of cars, goal``."""
+    """Describe a value in one line, such as ``a Dict of cars, goal``."""
     if isinstance(value, Mapping):
         return f"a Dict of {', '.join(map(str, value)) or 'nothing'}"[:200]
     return f"{type(value).__name__} {' '.join(f'{value!r:.80}'.split())}"
@@ -47,7 +47,7 @@ class Part:
     """Storage of the elements of one space inside an observation."""
 
     label: str
-    """Begin of errors; see `label`."""
+    """Start of errors; see `label`."""
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     """Dtype in which elements are stored."""
@@ -106,7 +106,7 @@ class Part:
         return bool((self.low > lowest).any() or (self.high < highest).any())
 
     def read(self, value: Any) -> np.ndarray:
-        """Return one element as an array that can be stored without a loss.
+        """Return one element as an array that can be stored without loss.
 
         Raises:
             InputError: another shape or kind of numbers than the space has.
@@ -122,28 +122,28 @@ class Part:
         return array
 
     def nearest(self, array: np.ndarray) -> np.ndarray:
-        """Return elements ``(*B, …)`` of the space that are nearest to an array's."""
+        """Return the elements ``(*B, …)`` of the space nearest to an array's."""
         if self.declared.kind != "f" and array.dtype.kind == "f":
             array = array.round()
         return array.clip(self.low, self.high).astype(self.declared)
 
     def misfits(self, array: np.ndarray) -> np.ndarray:
-        """Return the numbers of stored elements that are out of bounds, a bool each.
+        """Return which numbers of stored elements are out of bounds, a bool for each.
 
-        NaN is not; the rollout refuses it.
+        NaN does not count as out of bounds here; the rollout refuses it.
         """
         lowest, highest = self._limits
         return (array < lowest) | (array > highest)
 
     def fits(self, array: np.ndarray) -> bool:
-        """Return True if no number of stored elements is out of bounds; it is fast."""
+        """Return whether stored elements are all within bounds; a fast test."""
         lowest, highest = self._limits
         if lowest.shape or highest.shape or not array.size:
             return not self.misfits(array).any()
         return not (array.min() < lowest or array.max() > highest)
 
     def explain(self, index: tuple[int, ...], number: Any) -> str:
-        """Return the error for a number ``index`` of an element, out of bounds."""
+        """Return the error for a number, at ``index``, that is out of bounds."""
         low, high = (
             float(np.broadcast_to(bound, self.shape)[index])
             for bound in (self.low, self.high)

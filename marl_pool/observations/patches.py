@@ -6,16 +6,16 @@ from torch.nn.functional import pad
 
 
 def cut_patches(images: Tensor, patch: int, dtype: torch.dtype) -> Tensor:
-    """Cut images into square patches that do not overlap, by rows from the upper left.
+    """Cut images into square patches without overlap, by rows from the upper left.
 
     Args:
         images: ``(*B, H, W, C)``.
-        patch: height and width of a patch; the image is filled with zeros to a multiple
-            of it, at the lower and right edge.
+        patch: height and width of a patch; the image is padded with zeros to a multiple
+            of it, at the bottom and right.
         dtype: of the result.
 
     Returns:
-        ``(*B, patches, patch * patch * C)``; pixels by rows, channels side by side.
+        ``(*B, patches, patch * patch * C)``; pixels by rows, each with its channels.
     """
     *batch, height, width, channels = images.shape
     rows, columns = -(-height // patch), -(-width // patch)
@@ -28,12 +28,12 @@ def cut_patches(images: Tensor, patch: int, dtype: torch.dtype) -> Tensor:
 
 
 def join_patches(patches: Tensor, patch: int, size: tuple[int, int]) -> Tensor:
-    """Join patches to images; the inverse of `cut_patches`.
+    """Join patches into images; the inverse of `cut_patches`.
 
     Args:
         patches: ``(*B, patches, patch * patch * C)``.
         patch: height and width of a patch.
-        size: height and width of an image, without what a patch was filled with.
+        size: height and width of an image, without the padding of its patches.
 
     Returns:
         ``(*B, H, W, C)``.

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.observations.parts import Part
-from marl_pool.observations.view import WHOLE, InnerView, Range, Slices, TokenView
+from marl_pool.observations.view import WHOLE, Range, Slices, TokenView, WrapperView
 from marl_pool.options.signatures import check_argument, unknown_key
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
@@ -24,9 +24,9 @@ class Slice:
     start: int
     stop: int
     shape: tuple[int, ...]
-    """``(F,)`` of one token, or ``(N, F)``."""
+    """``(F,)`` for one token, or ``(N, F)``."""
     presence: int | None = None
-    """Index of the number of a row that is 0 where the row is no token."""
+    """Index of the number that is 0 in rows that are not tokens."""
 
     @property
     def index(self) -> slice:
@@ -40,11 +40,11 @@ def read_slices(slices: Slices, size: int, prefix: str) -> dict[str, Slice]:
     Args:
         slices: as in `TokenOptions`.
         size: number of the vector's numbers.
-        prefix: begin of errors.
+        prefix: start of errors.
 
     Raises:
-        InputError: no slice, one that is no range, a range outside the vector, ranges
-            that overlap, or an unknown key.
+        InputError: no slice, one that is not a range, a range outside the vector,
+            ranges that overlap, or an unknown key.
     """
     if not slices:
         raise InputError(f"{prefix}slices: expected at least one, got none")
@@ -57,7 +57,7 @@ def read_slices(slices: Slices, size: int, prefix: str) -> dict[str, Slice]:
         if next_part.start < part.stop:
             raise InputError(
                 f"{prefix}slices.{next_name}: expected a range from {part.stop}, after "
-                f"that of {name}, got {next_part.start} to {next_part.stop}"
+                f"{name}'s, got {next_part.start} to {next_part.stop}"
             )
     return parts
 
@@ -78,7 +78,7 @@ def _read_slice(key: str, value: Any, size: int) -> Slice:
     else:
         raise InputError(
             f"{key}: expected [start, stop] or a mapping of start, count, features and "
-            f"perhaps presence, got {dict(value)}"
+            f"optionally presence, got {dict(value)}"
         )
     if not 0 <= part.start < part.stop <= size or min(part.shape) < 1:
         raise InputError(
@@ -109,8 +109,8 @@ def sliced_space(
     return spaces.Dict(entries)
 
 
-class SlicedView(InnerView):
-    """The view of a vector by the view of its named parts.
+class SlicedView(WrapperView):
+    """The view of a vector, by a view of its named parts.
 
     Args:
         space: of the vectors.
@@ -151,7 +151,7 @@ class SlicedView(InnerView):
         if not covered.all():
             raise InputError(
                 "slices: expected every number of the observation in a slice, since "
-                f"tokens become observations again, got none of number "
+                "tokens become observations again, got none for number "
                 f"{int(np.argmin(covered))}"
             )
         values = tokens.features.new_zeros(len(tokens.types), len(covered))

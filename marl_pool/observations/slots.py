@@ -1,4 +1,4 @@
-"""The way back from perturbed tokens: which slot of an observation can hold which."""
+"""From perturbed tokens back to observations: which slot can hold which token."""
 
 from dataclasses import dataclass
 
@@ -33,14 +33,13 @@ class Slots:
     def fill(self, tokens: Tokens) -> Tokens:
         """Move tokens ``(B, M, …)`` into the slots, ``(B, N, …)``.
 
-        A token stays at its place if that is of its kind; the others fill free slots
-        of their kind, in their order. Slots that stay free are padding, with features
-        of 0.
+        A token stays in its slot if that is of its kind; the others fill free slots of
+        their kind, in order. Slots that remain free are padding, with features of 0.
 
         Raises:
             UnfitTokensError: more tokens of a kind than slots, or too few where the
-                observation cannot say so. A set without any token is exempt, since an
-                absent agent observes it.
+                observation cannot say so. A set without any token is exempt, since
+                absent agents observe such sets.
         """
         device = tokens.types.device
         slot_kinds = torch.tensor(self.slot_kinds, device=device)

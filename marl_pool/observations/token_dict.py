@@ -1,4 +1,4 @@
-"""Observations that are tokens already: Dicts of features, types and padding."""
+"""Observations that are already tokens: Dicts of features, types and padding."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -36,29 +36,28 @@ class TokenOptions:
     """Choices about tokens that the space of an observation leaves open.
 
     Args:
-        padding: ``"zero_rows"`` for rows of zeros that are no tokens; None for rows
-            that are all tokens.
-        presence: index of the feature of a row that is 0 where the row is no token; for
-            some of several matrices, by the names of their types.
+        padding: ``"zero_rows"`` if rows of zeros are not tokens; None if all rows are.
+        presence: index of the feature that is 0 in rows that are not tokens; if only
+            some of several matrices have one, by the names of their types.
         presence_keys: by the path of a set in a Dict, the path of the entry ``(N,)``
             that is 1 where there is a token and 0 where there is none.
         padding_keys: the same for entries that are 1 where there is no token.
-        slices: named ranges of a vector: ``[start, stop]`` is one token, ``{"start":
-            4, "count": 10, "features": 5}`` ten of five features; with ``"presence":
-            0`` those whose first feature is 0 are none. Ranges do not overlap, and
+        slices: named ranges of a vector: ``[start, stop]`` is one token, ``{"start": 4,
+            "count": 10, "features": 5}`` ten of five features; with ``"presence": 0``
+            those whose first feature is 0 are not tokens. Ranges do not overlap, and
             numbers outside of them are not observed.
-        type_features: indices of the features of a row whose largest one is its type.
+        type_features: indices of a row's features the largest of which gives its type.
         patch: height and width of an image's patches in pixels; None for the smallest
-            that give no more than `LARGEST_SET` tokens.
+            that give no more than 64 tokens.
         channels: axis of an image's channels.
         token_types: a name for each type, in their order, or for each row. Equal names
             make one type, and ``self`` names the observer's own tokens.
         signal_types: names of the types that matter for the task; see `TokenSpec`.
         positions: indices of the features that hold a token's position.
         max_tokens: number of slots that tokens are padded to, or None for as many as
-            the space has. A ``Sequence`` needs it and takes the slots that other
-            entries leave; several take numbers by their paths.
-        drop: which elements of a longer ``Sequence`` are no tokens: the ``"last"`` ones
+            the space has. A ``Sequence`` needs it, and takes the slots that other
+            entries leave; for several, numbers by their paths.
+        drop: which elements of a longer ``Sequence`` are left out: the ``"last"`` ones
             or the ``"farthest"``, by the norm of the features in ``positions``; None to
             refuse it.
 
@@ -110,7 +109,7 @@ class TokenView(ABC):
         view.write(arrays, 0, observation)
         tokens = view.tokens({k: torch.from_numpy(v) for k, v in arrays.items()})
 
-    `observations` is the inverse, also of tokens that a perturbation changed.
+    `observations` is the inverse, even for tokens that a perturbation changed.
 
     Args:
         spec: sizes and type names of the tokens.
@@ -120,11 +119,11 @@ class TokenView(ABC):
     def __init__(self, spec: TokenSpec, parts: Mapping[str, Part]) -> None:
         self.spec, self.parts = spec, dict(parts)
         self.shows_tokens = False
-        """True if the observations are Dicts of tokens already."""
+        """True if the observations are already Dicts of tokens."""
         self.takes_any_number = False
         """True if `tokens` converts any number of tokens."""
         self.sets: frozenset[str] = frozenset()
-        """Parts whose first dimension counts tokens of one kind."""
+        """Parts whose first dimension runs over tokens of one kind."""
         self._renumbered: tuple[int, ...] | None = None
         """Number of each type after `rename`."""
 
@@ -140,7 +139,7 @@ class TokenView(ABC):
         """Return the values of all `parts` in an observation.
 
         Raises:
-            InputError: an observation without a part, or of another kind.
+            InputError: an observation that lacks a part, or of another kind.
         """
 
     def write(self, arrays: Arrays, index: Any, observation: Any) -> None:
@@ -179,7 +178,7 @@ class TokenView(ABC):
 
     @abstractmethod
     def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
-        """Convert stored observations to tokens, types numbered as by default."""
+        """Convert stored observations to tokens, with types as before `rename`."""
 
     def tokens(self, parts: Mapping[str, Tensor]) -> Tokens:
         """Convert stored observations ``(*B, …)`` by part to tokens ``(*B, N, …)``."""
@@ -214,9 +213,9 @@ class TokenView(ABC):
     def observations(self, tokens: Tokens) -> Any:
         """Convert tokens to observations of the space; the inverse of `tokens`.
 
-        Numbers are rounded where the space has integers, and clipped to its bounds. A
-        choice is the largest of its features. Where there is no token, its numbers are
-        0, and its presence says so.
+        Numbers are rounded if the space has integers, and clipped to its bounds. A
+        choice is the index of its largest feature. Where a token is missing, its
+        numbers are 0, and its presence says so.
 
         Args:
             tokens: of a batch ``(B,)``, perhaps in another order, hidden or added.
@@ -244,8 +243,8 @@ class TokenView(ABC):
         """Apply the names of types, the signal types and the positions of ``options``.
 
         Raises:
-            InputError: a wrong number of names, or names and features that the tokens
-                lack; the message begins with ``prefix`` and the option.
+            InputError: a wrong number of names, or names or features that the tokens
+                lack; the message starts with ``prefix`` and the option.
         """
         spec = self.spec
         if options.token_types is not None:
@@ -290,8 +289,8 @@ class TokenView(ABC):
         self.spec = spec
 
 
-class InnerView(TokenView):
-    """A view that hands over to another one, but for what a subclass changes.
+class WrapperView(TokenView):
+    """A view that delegates to another one, except for what a subclass overrides.
 
     Args:
         inner: the other view.
@@ -327,8 +326,8 @@ class InnerView(TokenView):
         return self.inner.join(values)
 
 
-class EntryView(InnerView):
-    """The view of one entry of a Dict or Tuple, beside which there is an action mask.
+class EntryView(WrapperView):
+    """The view of one entry of a Dict or Tuple, or of all but its action mask.
 
     Args:
         entry: view of the entry.
@@ -370,8 +369,8 @@ class EntryView(InnerView):
         return entries
 
 
-class PaddedView(InnerView):
-    """A view with further slots, all of them padding.
+class PaddedView(WrapperView):
+    """A view with additional slots, all of them padding.
 
     Args:
         inner: view of the tokens.
@@ -436,7 +435,7 @@ def _missing(name: str, listed_keys: str) -> InputError:
 def with_action_mask(tokens: Tokens, mask: Tensor) -> Tokens:
     """Add a mask of allowed options ``(*B, L)``, numbers 0 and 1, to tokens.
 
-    This is the one place where a mask of the observation is handed on.
+    This is the only place where an observation's mask is passed on.
     """
     return tokens._replace(action_mask=mask.bool())
 

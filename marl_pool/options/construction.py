@@ -65,17 +65,27 @@ def build(
         return cls(**arguments)
     except TypeError as error:
         reason = str(error).partition("\n")[0]
+        # A constructor with ``**options`` may pass on what nothing takes.
+        for key in options.keys() - accepted.keys():
+            if f"unexpected keyword argument {key!r}" in reason:
+                named = accepted.keys() - {ANY_OTHER}
+                raise unknown(f"option of {kind} {name!r}:", key, named) from error
         raise InputError(
             f"{kind} {name!r}: expected options of other types: {reason}"
         ) from error
+
+
+def with_name(part: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part, perhaps given by its name alone, as ``{"name": …, **options}``."""
+    return {"name": part} if isinstance(part, str) else dict(part)
 
 
 def check_constructor(cls: type[Any], kind: str) -> None:
     """Make the constructor of a class of the package check its arguments.
 
     So ``AdaPooling(dim="8")`` is explained as well as ``make_pooling("ada", dim="8")``.
-    Call it in ``__init_subclass__``. A user's class is left as it is: its annotations
-    need not be more than hints.
+    Call it in ``__init_subclass__``. A user's class is left unchanged: its annotations
+    may be mere hints.
 
     Args:
         cls: a class; nothing is done unless it defines a constructor.

@@ -22,10 +22,14 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import quoted
 
 VARIABLE = "MARL_POOL_TRUSTED"
-"""Environment variable that hands the restriction to child processes. It can only
+"""Environment variable that passes the restriction to child processes. It can only
 restrict: without it a process imports what its user names."""
+THIRD_PARTY = re.compile(
+    r"(?P<gymnasium>[\w-]+-v\d+)|[\w.]+:[\w./-]+|[\w-]+/[\w-]+-v\d+|\w+(\.\w+)+"
+)
+"""Ids and modules of other libraries' environments, for messages."""
 LONGEST_FILE = 1 << 16
-"""Bytes of the user's own list of plug-ins."""
+"""Largest size of the user's own list of plug-ins, in bytes."""
 
 
 class UntrustedError(InputError):
@@ -68,8 +72,8 @@ def trust(
     """Restrict imports by name to the package's own classes and ``plugins``.
 
     Enter it before using anything that was read from a file. Inside another `trust`
-    only what both allow is allowed. A thread that uses names read from a file has to
-    run in a copy of the context (`contextvars.copy_context`).
+    only names that both list are allowed. A thread that uses names read from a file has
+    to run in a copy of the context (`contextvars.copy_context`).
 
     Args:
         plugins: ``package.module:Class`` or module names, exactly as the file has them.
@@ -150,7 +154,7 @@ def user_plug_ins() -> list[str]:
     """Read the plug-ins that the user trusts everywhere, from the user's own file.
 
     It is ``marl_pool/plugins`` in ``$XDG_CONFIG_HOME``, by default ``~/.config``: one
-    name a line, as for ``--plugin``; ``#`` begins a comment.
+    name per line, as for ``--plugin``; ``#`` begins a comment.
 
     Raises:
         InputError: a line that is neither a class nor a module, or no readable file.
@@ -192,8 +196,8 @@ def texts_in(value: object) -> set[str]:
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return the choice that a misspelt name may mean; empty if there is none.
 
-    That is the most similar one, or the longest one all of whose words, joined by
-    underscores, are in the name: ``clip`` for ``clip_param``.
+    That is the most similar one, or else the longest whose words, joined by
+    underscores, are all in the name: ``clip`` for ``clip_param``.
     """
     names = sorted(choices)
     similar = difflib.get_close_matches(name, names, n=1)
@@ -209,7 +213,18 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> InputError:
         return InputError(f"unknown {kind} {name!r}: there is none")
     near = nearest(str(name), names)
     hint = f" Did you mean {near!r}?" if near else ""
+    if kind == "env" and THIRD_PARTY.fullmatch(str(name)):
+        hint = f" {_foreign_env(str(name))}"
     return InputError(f"unknown {kind} {name!r}: choose from {', '.join(names)}.{hint}")
+
+
+def _foreign_env(name: str) -> str:
+    """Say how an environment of another library is chosen."""
+    match = THIRD_PARTY.fullmatch(name)
+    library = "gymnasium:" if match and match["gymnasium"] else ""
+    return (
+        f"One of Gymnasium or PettingZoo is env=pettingzoo env.module={library}{name}"
+    )
 
 
 def target(name: str, registry: Mapping[str, str], kind: str) -> str:
@@ -254,13 +269,16 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
     member = getattr(module, attribute)
     # Check that it is a class of this kind that can be constructed.
     if not (isinstance(member, type) and issubclass(member, base)):
+        hint = f". {_foreign_env(name)}" if kind == "env" else ""
         raise InputError(
             f"{kind} {name!r} must be a subclass of "
-            f"{base.__module__}.{base.__name__}, got {member!r}"
+            f"{base.__module__}.{base.__name__}, got {member!r}{hint}"
         )
     if inspect.isabstract(member):
         missing = ", ".join(sorted(vars(member)["__abstractmethods__"]))
-        raise InputError(f"{kind} {name!r} is abstract: it does not write {missing}")
+        raise InputError(
+            f"{kind} {name!r} is abstract: it does not implement {missing}"
+        )
     return member
 
 

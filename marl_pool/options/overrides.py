@@ -1,4 +1,4 @@
-"""Overrides ``key=value`` of a configuration, as they are typed or made in Python."""
+"""Overrides ``key=value`` of a configuration, typed or made in Python."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from marl_pool.utils.errors import InputError
 
 KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
-"""A key, or keys of nested sections joined by points."""
+"""A key, or keys of nested sections joined by dots."""
 CALL = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
 """A call, such as ``range(0,5)``."""
 INTEGER = re.compile(r"[+-]?(0|[1-9](_?\d)*)")
@@ -23,15 +23,15 @@ WORDS = {"null": None, "true": True, "false": False}
 """Values that are written as words, in any case; ``on`` and ``no`` are text."""
 CLOSING = {"[": "]", "{": "}"}
 TEXT = re.compile(r"(?:\$\{(?:[^{}]|\{[^{}]*\})*\}|\\.|[^,\[\]{}'\"\\])+", re.DOTALL)
-"""Text without quotes: no comma, bracket or quote, but in an interpolation."""
+"""Text without quotes: no comma, bracket or quote, except in an interpolation."""
 ESCAPED = re.compile(r"\\([,\[\]{}'\"\\ ])")
 """A character that is written with a backslash before it."""
 NAME = re.compile(r"\s*([\w.-]+)\s*:")
 """Key of a mapping."""
 MOST_DIGITS = 400
-"""Longest integer, as no float is larger; Python converts none of thousands."""
+"""Digits of the longest integer: no float is larger, and Python refuses thousands."""
 MOST_VALUES = 10_000
-"""Limit of the values of one key."""
+"""Most values of one key."""
 
 
 class Override(NamedTuple):
@@ -59,7 +59,7 @@ def parse(text: str) -> Override:
     if override.swept:
         raise InputError(
             f"{override.key}: expected one value, got several: {text!r}. "
-            "Write a list as key=[a,b]"
+            "Write a list as key=[a,b]; `marl-pool sweep` trains with each value"
         )
     return override
 
@@ -89,7 +89,7 @@ def parse_any(text: str) -> Override:
 
 
 def overrides_of(options: Mapping[str, Any]) -> list[Override]:
-    """Convert keyword options to overrides, one a key.
+    """Convert keyword options to overrides, one for each key.
 
     ``{"pooling": {"name": "ada", "query": "mean"}}`` becomes ``pooling=ada`` and
     ``pooling.query=mean``: the ``name`` of a section chooses the option of its group.
@@ -144,7 +144,7 @@ def scalar(text: str) -> Any:
 
 
 def written(value: Any) -> str:
-    """Write plain data as `parse` reads it; the inverse of a value."""
+    """Write plain data as `parse` reads it."""
     if isinstance(value, str):
         bare = TEXT.fullmatch(value) and value == value.strip() and "\\" not in value
         if bare and scalar(value) == value and not CALL.fullmatch(value):
@@ -203,7 +203,8 @@ class _Values:
     def _value(self) -> Any:
         first = self._next()
         if first in ("'", '"') and first:
-            return self._quoted(first)
+            body = re.compile(rf"\s*{first}((?:\\.|[^{first}\\])*){first}", re.DOTALL)
+            return ESCAPED.sub(r"\1", self._match(body, first).strip()[1:-1])
         if first in CLOSING:
             self.position += 1
             closing = CLOSING[first]
@@ -219,10 +220,6 @@ class _Values:
         name = self._match(NAME).strip().removesuffix(":").rstrip()
         return name, self._value()
 
-    def _quoted(self, quote: str) -> str:
-        body = re.compile(rf"\s*{quote}((?:\\.|[^{quote}\\])*){quote}", re.DOTALL)
-        return ESCAPED.sub(r"\1", self._match(body, quote).strip()[1:-1])
-
     def _match(self, pattern: re.Pattern[str], closing: str = "") -> str:
         matched = pattern.match(self.text, self.position)
         if not matched:
@@ -231,7 +228,7 @@ class _Values:
         return matched[0]
 
     def _next(self) -> str:
-        """Move to the next character that is no space, and return it; "" at the end."""
+        """Skip spaces, and return the character after them; "" at the end."""
         following = self.text[self.position :].lstrip()
         self.position = len(self.text) - len(following)
         return following[:1]

@@ -1,8 +1,8 @@
 """Packages of plug-ins, which add to registries, configurations and commands.
 
 A package names one `Plugins` in the entry-point group ``marl_pool.plugins``. It holds
-texts only, so that listing what is installed imports nothing heavy. Whoever installs
-a package trusts it: its short names may stand in files, as the library's own.
+only text, so that listing what is installed imports nothing heavy. Whoever installs a
+package trusts it: its short names may be used in files, like the library's own.
 """
 
 import functools
@@ -47,7 +47,7 @@ class PluginCommand:
     """Arguments and flags, each with the options of ``argparse``'s ``add_argument``."""
     settings: str = ""
     """``module:Dataclass`` of its keys. Such a verb reads runs and takes the flags of
-    ``evaluate``; without settings a verb takes no keys."""
+    ``evaluate``; without settings, a verb takes no keys."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def installed() -> dict[str, Plugins]:
     """Return the plug-ins of all installed packages, by package and entry point.
 
     Raises:
-        InputError: an entry point that cannot be imported, or is no `Plugins`.
+        InputError: an entry point that cannot be imported, or is not a `Plugins`.
     """
     packages = {}
     for point in entry_points(group=GROUP):
@@ -127,7 +127,7 @@ class Registry(Mapping[str, T]):
     Args:
         kind: the kind, for messages.
         built_in: the library's own entries.
-        read: takes the entries of a package; by default its registry of this kind.
+        read: returns a package's entries; by default its registry of this kind.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ class Registry(Mapping[str, T]):
         entries: dict[str, T] = {}
         for label, plugins in installed().items():
             content: Mapping[str, Any] = self.read(plugins)
-            if taken := [name for name in content if name in self.built_in | entries]:
+            if names := [name for name in content if name in self.built_in | entries]:
                 raise InputError(
-                    f"{label}: the {self.kind} {taken[0]!r} is registered already"
+                    f"{label}: the {self.kind} {names[0]!r} is registered already"
                 )
             entries |= content
         return entries

@@ -124,7 +124,6 @@ def check_options(
     Raises:
         InputError: an unknown or missing key, a wrong type or range.
     """
-    # An empty section has no options.
     section = {} if section is None else section
     if not isinstance(section, Mapping):
         raise InputError(f"{where}: expected a mapping of keys, got {show(section)}")
@@ -136,7 +135,6 @@ def check_options(
             if fallback is None:
                 raise unknown_key(join(where, key), allowed)
             allowed[key] = fallback
-    # Take each option as given, or its default.
     checked = {}
     for key, option in allowed.items():
         full = join(where, key)
@@ -146,10 +144,8 @@ def check_options(
         elif option.required:
             first = meanings(cls).get(key, "").partition(". ")[0] if cls else ""
             meaning = first and f": {first.replace('``', '').rstrip('.')}"
-            raise InputError(
-                f"{full}: expected {describe(option.annotation)}; it has no default"
-                f"{meaning}"
-            )
+            kind = describe(option.annotation).replace(WORDS[Any], "a value")
+            raise InputError(f"{full}: expected {kind}; it has no default{meaning}")
         else:
             checked[key] = to_jsonable_python(option.default)
     return checked
@@ -158,7 +154,7 @@ def check_options(
 def check_sizes(
     where: str, arguments: Mapping[str, Any], options: Mapping[str, Option]
 ) -> None:
-    """Hold each argument to the bound in its annotation, if any."""
+    """Check each argument against the bound in its annotation, if any."""
     for key in arguments.keys() & options.keys():
         check_size(f"{where}.{key}", arguments[key], options[key].annotation)
 
@@ -166,7 +162,7 @@ def check_sizes(
 def check_settings(
     settings: type[Any], section: Any, where: str = ""
 ) -> dict[str, Any]:
-    """Check the keys of a dataclass of settings, and construct it to check it whole."""
+    """Check the keys of a dataclass of settings, then run its constructor's checks."""
     checked = check_options(where, section, options_of(settings))
     settings(**checked)
     return checked
@@ -198,7 +194,7 @@ def check_value(key: str, value: Any, annotation: Any) -> Any:
 def check_argument(key: str, value: Any, annotation: Any) -> None:
     """Check one argument of a constructor, which need not be plain data.
 
-    Plain data is held to what `check_value` says, except that 1e6 is no integer; other
+    Plain data is checked as by `check_value`, except that 1e6 is not an integer; other
     objects must be instances of what the annotation names.
     """
     # Build the validator of the annotation.
@@ -232,7 +228,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def _misfit(key: str, value: Any, annotation: Any) -> InputError:
-    # Numbers are not spelt, and "1" is as near to 1 as to nothing.
+    # Only text is spelt, and "1" is not a misspelling of 1.
     near = nearest(value, _alternatives(annotation)) if isinstance(value, str) else ""
     hint = f". Did you mean {near!r}?" if near not in ("", value) else ""
     return InputError(
@@ -292,7 +288,6 @@ WORDS: dict[Any, str] = {
 
 
 def _alternatives(annotation: Any) -> list[str]:
-    # Write each kind of annotation in words.
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return [words for part in arguments for words in _alternatives(part)]

@@ -14,7 +14,7 @@ from pydantic import Field
 from marl_pool.utils.errors import InputError
 
 LONGEST = 16_384
-"""Entries of a list."""
+"""Most entries of a list."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ Severity = Annotated[
     UnitInterval | tuple[UnitInterval, UnitInterval],
     Field(description="a number in [0, 1], or two: [low, high]"),
 ]
-"""Severity of a perturbation; of two, each episode samples its own between them."""
+"""Severity of a perturbation; between two, each episode samples one."""
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 63, description="an integer in [0, 2**63)")]
 Device = Annotated[
@@ -66,7 +66,7 @@ StorageURL = Annotated[
     ),
 ]
 Kernels = Literal["auto", "torch", "native"]
-"""Compute narrow set networks by torch, by the compiled kernel, or by what fits."""
+"""Compute narrow set networks with torch, the compiled kernel, or whichever fits."""
 LearningRateSchedule = Literal["constant", "linear"]
 """Keep the learning rate, or lower it to zero over the run."""
 Counts = Annotated[

@@ -56,11 +56,11 @@ CONTEXT = (
     "num_frames",
     "markers",
 )
-"""Attributes of `TokenSpec` that constructors with such a parameter receive."""
+"""Attributes of `TokenSpec` that are passed to constructors that accept them."""
 
 
 def perturbation_names() -> list[str]:
-    """List the registered perturbations."""
+    """Return the names of the registered perturbations."""
     return sorted(PERTURBATIONS)
 
 
@@ -73,7 +73,7 @@ def make_perturbation(
         name: one of `perturbation_names`, or ``package.module:Class``.
         specs: of the perturbed tokens, one for each group of agents. The attributes in
             `CONTEXT` are taken from them where they agree.
-        **options: of its constructor; all of them take ``severity``, in [0, 1].
+        **options: of its constructor; every perturbation takes ``severity``, in [0, 1].
 
     Raises:
         InputError: an unknown name or a wrong option.

@@ -17,7 +17,7 @@ from marl_pool.perturbations.base import (
 )
 from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, like
 from marl_pool.utils.devices import constant
 
 
@@ -87,7 +87,7 @@ class ActionPerturbation(SampledPerturbation):
         affected = self.affected(steps, actions.shape[1])
         if affected is not None:
             perturbed = perturbed & affected
-        executed = torch.where(_like(perturbed, actions), changed, actions)
+        executed = torch.where(like(perturbed, actions), changed, actions)
         return executed, {**state, "executed": executed}
 
 
@@ -97,8 +97,8 @@ class ActionNoise(ActionPerturbation):
 
     A continuous action becomes ``a + severity * scale * r * ε`` with ``ε ~ N(0, 1)``
     for each dimension and r half the width of its range, clipped to the range. A
-    discrete action is replaced with probability ``severity`` by one of all actions that
-    are allowed, all equally likely. Several choices are replaced independently.
+    discrete action is replaced with probability ``severity`` by one sampled uniformly
+    from all allowed actions. Several choices are replaced independently.
 
     Source: the two criteria of Tessler, Efroni and Mannor, *Action Robust Reinforcement
     Learning and Applications in Continuous Control* (2019,
@@ -153,15 +153,15 @@ class ActionNoise(ActionPerturbation):
 
 @dataclass(kw_only=True, eq=False)
 class DropActions(ActionPerturbation):
-    """Lose actions, as a bad link to the actuators does.
+    """Lose actions, like an unreliable link to the actuators.
 
-    With ``instead="repeat"`` the action that was executed last is executed again: the
-    sticky actions of Machado et al., *Revisiting the Arcade Learning Environment*
-    (2018, https://arxiv.org/abs/1709.06009, section 5), where severity is their ς. With
-    ``instead="zero"``, and where an episode begins with a loss, it is option 0 of each
-    choice, which is no-op in most environments, and the number nearest to 0 in each
-    dimension of a continuous space. Where an option is not allowed, it is the first one
-    that is. ``every=k`` loses k steps in a row.
+    With ``instead="repeat"`` the last executed action is executed again: the sticky
+    actions of Machado et al., *Revisiting the Arcade Learning Environment* (2018,
+    https://arxiv.org/abs/1709.06009, section 5), where severity is their ς. With
+    ``instead="zero"``, or if an episode begins with a loss, the action is option 0 of
+    each choice, which is a no-op in most environments, and the number nearest to 0 in
+    each dimension of a continuous space. An option that is not allowed is replaced by
+    the first one that is. ``every=k`` loses actions in blocks of k steps.
 
     Args:
         severity: probability that an action is lost.
@@ -183,21 +183,21 @@ class DropActions(ActionPerturbation):
         fallback = spec.clip(torch.zeros_like(actions))
         if self.instead == "repeat" and "executed" in state:
             begun = (state["steps"] > 1)[:, None]
-            fallback = torch.where(_like(begun, actions), state["executed"], fallback)
+            fallback = torch.where(like(begun, actions), state["executed"], fallback)
         if "allowed" in state:
             fallback = _first_allowed(fallback, spec, state["allowed"])
         lost = numbers[..., 0] < state["severity"].view(-1, 1)
-        return torch.where(_like(lost, actions), fallback, actions)
+        return torch.where(like(lost, actions), fallback, actions)
 
 
 def _random_options(
     numbers: Tensor, spec: ActionSpec, state: PerturbationState
 ) -> Tensor:
-    """Return an option of each choice for each of ``numbers`` ``(*B, K)`` in (0, 1)."""
+    """Return an option of each choice by ``numbers`` ``(*B, K)`` in (0, 1)."""
     if "allowed" not in state:
         sizes = constant(spec.sizes, numbers.device)
         return (numbers * sizes).long()
-    # The option at which so many are allowed; an absent agent has none.
+    # The option with that number among the allowed ones; absent agents have none.
     counts = spec.table(state["allowed"], False).cumsum(-1)
     number = (numbers * counts[..., -1]).long() + 1
     return (counts < number[..., None]).sum(-1) % counts.shape[-1]
@@ -212,8 +212,3 @@ def _first_allowed(actions: Tensor, spec: ActionSpec, mask: Tensor) -> Tensor:
     count = len(spec.sizes)
     choices = torch.where(allowed, actions[..., :count], first)
     return torch.cat([choices, actions[..., count:]], -1)
-
-
-def _like(mask: Tensor, actions: Tensor) -> Tensor:
-    """View a mask ``(num_envs, …)`` so that it broadcasts with the actions."""
-    return mask.view(*mask.shape, *[1] * (actions.dim() - mask.dim()))

@@ -14,7 +14,7 @@ from marl_pool.options.types import NonNegativeInt, PositiveInt, Severity
 from marl_pool.perturbations.perception import Perception
 from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin
+from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin, like
 from marl_pool.utils.devices import constant, may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import uniform
@@ -31,19 +31,18 @@ N)`` is the index of the environment's token behind each one seen, -1 for none."
 class Perturbation(ABC):
     """Change what agents observe or do, never the environment itself.
 
-    At severity 0 it is the identity, bit for bit. It sees tokens only, may change N and
-    may have memory. One that moves or adds tokens says where they come from, in the
-    ``origin`` of its state, so that attention is drawn on the entities where it
-    belongs. A constructor with a parameter of a name in `CONTEXT` receives this
-    property of the token spec. The options of a subclass that is a dataclass are its
-    fields.
+    At severity 0 it is the identity, bit for bit. It sees only tokens, may change N and
+    may have a memory. One that moves or adds tokens says where they come from, in the
+    ``origin`` of its state, so that renderers draw attention on the right entities. A
+    constructor parameter named in `CONTEXT` receives that attribute of the token spec.
+    The options of a subclass that is a dataclass are its fields.
 
     Args:
         severity: strength in [0, 1]; or a pair ``[low, high]``, between which a
             severity is sampled uniformly for each episode of each environment.
         ramp: number of episodes of an environment over which its severity grows
-            linearly from 0, a curriculum for training, or None for full severity at
-            once.
+            linearly from 0, a curriculum for training, or None for full severity from
+            the start.
     """
 
     severity: Severity = 1.0
@@ -52,7 +51,7 @@ class Perturbation(ABC):
     word: ClassVar[str] = "perturbed"
     """Participle for a perturbed token, in legends."""
     reorders = False
-    """True if tokens only change places, which no invariant policy can notice."""
+    """True if tokens only change places, which an invariant policy cannot notice."""
 
     def __post_init__(self) -> None:
         pair = self.severity
@@ -116,7 +115,7 @@ class Perturbation(ABC):
     def validate_env(  # noqa: B027, since most have nothing to reject
         self, groups: Mapping[str, int], max_steps: int | None
     ) -> None:
-        """Reject an environment that lacks what is to be perturbed.
+        """Reject an environment that the options do not fit.
 
         Args:
             groups: number of agents of each group.
@@ -159,7 +158,7 @@ class Perturbation(ABC):
 
 
 def validate_no_ramp(options: Mapping[str, Any], reason: str) -> None:
-    """Raise InputError if the options of a perturbation have a ramp, and say why not.
+    """Raise InputError, with the reason, if a perturbation's options have a ramp.
 
     A ramp needs environments that play one episode after another.
     """
@@ -173,14 +172,15 @@ def validate_no_ramp(options: Mapping[str, Any], reason: str) -> None:
 class SampledPerturbation(Perturbation):
     """A perturbation whose randomness is sampled at reset and held for some steps.
 
-    A subclass implements `sample`, random numbers independent of the severity, so that
-    a higher one perturbs the same tokens and some more; `apply_severity`, what follows
-    from both, once after each sampling; and `apply`, the perturbation of one step.
+    A subclass implements `sample`, which draws random numbers independent of the
+    severity, so that a higher severity perturbs the same tokens and more;
+    `apply_severity`, which combines the two, once after each sampling; and `apply`,
+    which perturbs one step.
 
     Steps are counted from 0 in each episode. A perturbation with an onset is sampled at
-    that step, by the random numbers of one without: frozen sensors hold the readings of
-    that step. Before it, from ``end`` on, and for all other agents it is the identity.
-    In a turn-based environment the steps of an agent are its own turns.
+    that step, with the same random numbers as without an onset: frozen sensors hold the
+    readings of that step. Before the onset, from ``end`` on, and for all other agents
+    it is the identity. In a turn-based environment the steps of an agent are its turns.
 
     Args:
         every: steps between resamplings, or None to resample at reset only.
@@ -260,7 +260,7 @@ class SampledPerturbation(Perturbation):
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         """Sample what holds until the next resampling, independent of the severity.
 
-        By default nothing is sampled here but the severity.
+        By default nothing is sampled.
 
         Args:
             tokens: of batch ``(num_envs, agents)``.
@@ -275,13 +275,13 @@ class SampledPerturbation(Perturbation):
         """Derive new entries of the state; none by default.
 
         Args:
-            tokens: those at the sampling.
+            tokens: of the step of the sampling.
             state: the sample, with ``severity`` ``(num_envs,)`` float64.
         """
         return {}
 
     def update(self, state: PerturbationState) -> PerturbationState:
-        """Update the state at every step, where observations need several samples."""
+        """Update the state at every step, if observations combine several samples."""
         return state
 
     @abstractmethod
@@ -343,7 +343,7 @@ class SampledPerturbation(Perturbation):
         return torch.where(affected[..., None], origin, unmoved)
 
     def _sample_severities(self, keys: Tensor, episodes: Tensor | None) -> Tensor:
-        """Sample severities ``(num_envs,)`` float64; arguments as of `start`.
+        """Sample severities ``(num_envs,)`` float64; arguments as in `start`.
 
         An environment has the same severity alone and in a batch, and its other random
         numbers do not depend on the bounds.
@@ -358,7 +358,8 @@ class SampledPerturbation(Perturbation):
 
     def _resample(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
         """Resample all environments of ``state``."""
-        # The turn numbers the samplings of an episode, each with its own numbers.
+        # The turn numbers the samplings of an episode; each has separate random
+        # numbers.
         keys, turn = state["keys"], self.turn(state["steps"])
         sampled = {**state, **self.sample(tokens, keys, turn)}
         return {**sampled, **self.apply_severity(tokens, sampled)}
@@ -368,7 +369,7 @@ class SampledPerturbation(Perturbation):
     ) -> PerturbationState:
         """Resample the environments in ``where``.
 
-        On a CPU no others are sampled, since that is expensive.
+        On a CPU only these are sampled, since sampling is expensive.
         """
         if not may_read(where):
             return choose(where, self._resample(tokens, state), state)
@@ -461,13 +462,13 @@ def choose(
 ) -> PerturbationState:
     """Select the rows of ``fresh`` in ``where`` and of ``old`` elsewhere."""
     return {
-        name: torch.where(where.view(-1, *[1] * (new.dim() - 1)), new, old[name])
+        name: torch.where(like(where, new), new, old[name])
         for name, new in fresh.items()
     }
 
 
 def _unmoved(perturbed: Tokens, num_tokens: int) -> Tensor:
-    """Return the origin where no token has moved, -1 for those that were added."""
+    """Return the origin if no token has moved, -1 for added ones."""
     origin = identity_origin(perturbed)
     return origin.masked_fill(origin >= num_tokens, -1)
 

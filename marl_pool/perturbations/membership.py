@@ -34,9 +34,9 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 class Occlude(TokenShare):
     """Remove exactly ``round(severity * n)`` of n tokens in each row.
 
-    n counts the tokens present of the kinds in ``among``, without a protected one. The
+    n counts the tokens present of the kinds in ``among``, except a protected one. The
     same tokens are missing until the next resampling; when a token vanishes from the
-    environment in between, the number is computed again.
+    environment in between, the number is recomputed.
 
     Args:
         severity: share of the removed tokens; halves round to even.
@@ -84,12 +84,12 @@ class Occlude(TokenShare):
     def perceive(
         self, true: Tokens, perturbed: Tokens, state: PerturbationState
     ) -> Perception:
-        # A dead sensor's zeros tell nothing of its token either.
+        # A dead sensor's zeros say nothing about its token either.
         perceived = super().perceive(true, perturbed, state)
         missing = self.chosen(true, state)
         affected = self.affected(state["steps"] - 1, true.types.shape[1])
         if affected is not None:
-            missing = missing & affected[..., None]  # the state keeps its own
+            missing = missing & affected[..., None]  # not in place: it is in the state
         return replace(perceived, removed=perceived.removed | missing)
 
     def _kinds(self) -> list[int] | None:
@@ -105,7 +105,7 @@ class Occlude(TokenShare):
                 )
             is_signal = among == "signal"
             types = [name for name in names if (name in self.signal_types) == is_signal]
-            # The observer's own token alone leaves nothing to occlude.
+            # If only the observer's own type is left, there is nothing to occlude.
             if not set(types) - {names[SELF_TYPE]}:
                 raise UnfitTokensError(
                     f"perturbation.among: no type of tokens here is {among}"
@@ -122,11 +122,11 @@ class Duplicate(TokenShare):
 
     A maximum is not affected, a mean is. A copy shows the current features of its
     token, and is padded when the token vanishes. N grows by ``round(severity * N)``,
-    with the larger of two severities; unused slots are padded. A pooling head for a
-    fixed N cannot be evaluated under it.
+    for the larger of two severities; unused slots are padded. A pooling head for a
+    fixed N cannot be evaluated with it.
 
     Args:
-        severity: share of the tokens present, without a protected one, that are
+        severity: share of the tokens present, except a protected one, that are
             duplicated.
     """
 
@@ -140,7 +140,7 @@ class Duplicate(TokenShare):
         slots = torch.arange(
             round(self.high * tokens.num_tokens), device=tokens.types.device
         )
-        # The eligible tokens in random order, of which the first are copied.
+        # Copy the first of the eligible tokens in random order.
         eligible = self.eligible(tokens)
         queue = state["scores"].masked_fill(~eligible, torch.inf).argsort(-1)
         unused = slots >= self.num_chosen(eligible, state)
@@ -172,10 +172,10 @@ class Inject(SampledPerturbation):
     - ``"near"``: the anchor is the observer's own token, with an offset within
       ``spread``: the hardest distractors to ignore.
 
-    Where no token of the type is present, anchors are any tokens but self. Without any
+    If no token of the type is present, anchors are any tokens except self. Without any
     anchor, or once it vanishes, the distractor is padded. N grows by ``round(severity *
-    count)``, with the larger of two severities; unused slots are padded. A pooling head
-    for a fixed N cannot be evaluated under it.
+    count)``, for the larger of two severities; unused slots are padded. A pooling head
+    for a fixed N cannot be evaluated with it.
 
     Args:
         token_type: index of the type, or its name if ``type_names`` are given, or None
@@ -226,8 +226,8 @@ class Inject(SampledPerturbation):
             )
         if self.place == "near" and not self.has_self:
             raise UnfitTokensError(
-                "perturbation.place: expected alike or far, since these tokens include "
-                "none of the observer, got near"
+                "perturbation.place: expected alike or far, since these tokens do not "
+                "include the observer's, got near"
             )
         self.type_index = self._type_index()
         self.num_slots = round(self.high * self.count)
@@ -302,7 +302,6 @@ class Inject(SampledPerturbation):
         option, names = "perturbation.token_type", self.type_names
         token_type = self.token_type
         if isinstance(token_type, int):
-            # A number needs no names.
             if names and token_type >= len(names):
                 most = len(names) - 1
                 raise UnfitTokensError(

@@ -1,4 +1,4 @@
-"""Perturbations of the order: tokens change places, or show other ones' features."""
+"""Perturbations of the order: tokens change places, or show others' features."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -21,7 +21,7 @@ class Shuffle(TokenShare):
 
     With ``scope="token"`` whole tokens move. The set stays the same, so a
     permutation-invariant policy notices nothing, unless it has a memory for each
-    position, as `AttentionNeuronPooling` has, which is then paired with another token.
+    position, as `AttentionNeuronPooling` does: it is then paired with another token.
 
     With ``scope="frame"`` each frame is permuted before it is stacked, as in a sensor
     array that is rewired while it runs: for ``num_frames - 1`` steps after a
@@ -161,14 +161,15 @@ def permutation(scores: Tensor, taking_part: Tensor) -> Tensor:
     """Permute the slots that take part; the others stay.
 
     Args:
-        scores: ``(*B, N)``, without ties; random ones make all permutations as likely.
+        scores: ``(*B, N)``, without ties; if random, all permutations are equally
+            likely.
         taking_part: ``(*B, N)`` bool.
 
     Returns:
         ``(*B, N)`` int64: for each slot, the index of the slot whose content it gets.
     """
-    # The slots that take part, in the order of their scores and of their places: the
-    # slot at a place gets the content of the one at the same rank by score.
+    # The slots that take part, by score and by place: the i-th slot by place gets the
+    # content of the i-th by score.
     by_score = scores.masked_fill(~taking_part, torch.inf).argsort(-1)
     by_place = (~taking_part).byte().argsort(dim=-1, stable=True)
     places = torch.arange(scores.shape[-1], device=scores.device)

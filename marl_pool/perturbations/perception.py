@@ -44,7 +44,7 @@ class Perception:
     def compare(
         cls, true: Tokens, perceived: Tokens, origin: Tensor, word: str
     ) -> "Perception":
-        """Find the tokens that no perceived one shows; arguments as the attributes."""
+        """Find the tokens that no perceived one shows; see the attributes."""
         visible = ~perceived.padding & (origin >= 0)
         count = torch.zeros_like(true.types)
         count.scatter_add_(-1, origin.clamp(min=0), visible.long())
@@ -70,7 +70,7 @@ class Perception:
 
     @property
     def injected(self) -> Tensor:
-        """``(*B, M)`` bool, perceived tokens that the environment has not."""
+        """``(*B, M)`` bool, perceived tokens that the environment lacks."""
         return ~self.seen.padding & (self.origin < 0)
 
     def marks(self) -> dict[Mark, Tensor]:
@@ -85,7 +85,7 @@ class Perception:
         retyped = self.true.types.gather(-1, source) != self.seen.types
         slots = torch.arange(self.origin.shape[-1], device=self.origin.device)
         moved = (self.origin != slots) & (slots < self.true.num_tokens)
-        # Find tokens whose true one an earlier token shows, too.
+        # Find tokens whose true token an earlier one shows as well.
         same = self.origin[..., :, None] == self.origin[..., None, :]
         repeated = same & genuine[..., :, None] & genuine[..., None, :]
         masks = {

@@ -1,4 +1,4 @@
-"""Perturbations of features and types: noise, stuck or late ones, wrong types."""
+"""Perturbations of features and types: noisy, stuck or late features, wrong types."""
 
 import itertools
 from abc import abstractmethod
@@ -84,7 +84,6 @@ class DisturbedReadings(ProtectingPerturbation):
 
     @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        # The errors were sampled earlier and apply until they are resampled.
         features, errors = tokens.features, state["errors"]
         # Disturb all features, images in [0, 1].
         if features.dtype.is_floating_point:
@@ -92,7 +91,7 @@ class DisturbedReadings(ProtectingPerturbation):
         else:
             result = self.disturb(features / WHITE, errors).mul_(WHITE)
             result = result.round_().clamp_(0, WHITE).to(features.dtype)
-        # Restore what is not to be disturbed.
+        # Restore features that are not to be disturbed.
         if self.features is not None:
             disturbed = [i in self.features for i in range(features.shape[-1])]
             mask = constant(tuple(disturbed), features.device, torch.bool)
@@ -110,18 +109,18 @@ class DisturbedReadings(ProtectingPerturbation):
         return tokens._replace(features=result)
 
     def _marked(self, width: int) -> tuple[bool, ...]:
-        """Return whether a feature is a marker, type by type."""
+        """Return for each type whether each feature is a marker, in one row."""
         pairs = itertools.product(self.type_names, range(width))
         return tuple(pair in self.markers for pair in pairs)
 
 
 @dataclass(kw_only=True, eq=False)
 class Bias(DisturbedReadings):
-    """Add a Gaussian offset to each feature of each token, as a miscalibrated sensor.
+    """Add a Gaussian offset to each feature of each token: a miscalibrated sensor.
 
     ``x + severity * scale * ε`` with ``ε ~ N(0, 1)``, independent for each token and
     feature and constant until it is resampled. An offset of the observer's own token,
-    whose relative features are 0 in any state, would be no measurement error.
+    whose relative features are 0 in any state, would not be a measurement error.
 
     Args:
         severity: standard deviation of the offsets in units of ``scale``.
@@ -187,7 +186,7 @@ class Freeze(TokenShare):
     the slot is padded as usual; a token that appears there shows the held features.
 
     Args:
-        severity: share of the tokens present, without a protected one, that freeze.
+        severity: share of the tokens present, except a protected one, that freeze.
     """
 
     word: ClassVar[str] = "frozen"
@@ -267,7 +266,7 @@ class Confuse(TokenShare):
     embedding is not affected.
 
     Args:
-        severity: share of the tokens present, without a protected one, whose type is
+        severity: share of the tokens present, except a protected one, whose type is
             replaced.
         protect_self: leave the observer's own token unchanged; otherwise no token
             may remain marked as self.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.perturbations.base import ActionSpace, Perturbation, PerturbationState
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, like
 from marl_pool.utils.devices import may_read
 
 BEGUN = "begun"
@@ -14,20 +14,21 @@ BEGUN = "begun"
 
 
 def steps_of_agent(num_agents: int, max_steps: int, turn_based: bool) -> int:
-    """Return the most steps of an agent in an episode, if agents take equal turns."""
+    """Return the largest number of an agent's steps in an episode, with equal turns."""
     return math.ceil(max_steps / num_agents) if turn_based else max_steps
 
 
 class OwnTurns:
-    """A perturbation that sees of each agent only the turns in which it acts.
+    """A perturbation that sees each agent only in the turns in which it acts.
 
     In the turns of others an agent observes padding, which no delay, frozen reading or
-    choice of tokens may remember. So each agent has a state of the perturbation of its
-    whole group. It begins at the agent's first turn and stands still in the turns of
-    others, as the state of a policy does, and the agent's part of its results counts:
-    the same tokens, with the same random numbers, as if there were no other turns.
+    choice of tokens may remember. So each agent has a separate state of the
+    perturbation of its whole group. The state starts at the agent's first turn and is
+    unchanged in the turns of others, like a policy's, and only the agent's part of the
+    results is used: the same tokens, with the same random numbers, as if there were no
+    other turns.
 
-    The tensors of a state are ``(num_envs, agents, …)``, the states of all agents.
+    The tensors of a state, ``(num_envs, agents, …)``, hold the states of all agents.
 
     Args:
         perturbation: the perturbation of a group of agents.
@@ -122,6 +123,5 @@ def _merge(
     merged = dict(state)
     for key, part in flat.items():
         new = part.unflatten(0, where.shape)
-        mask = where.view(*where.shape, *[1] * (new.dim() - 2))
-        merged[key] = torch.where(mask, new, state.get(key, new))
+        merged[key] = torch.where(like(where, new), new, state.get(key, new))
     return merged

@@ -1,1 +1,1 @@
-"""A live page in the browser: policies under the hand of a person."""
+"""A live page in the browser, on which a person disturbs policies."""

@@ -1,6 +1,6 @@
 "use strict";
-// The page's server, in the page: environment, policies and perturbations in float64.
-// It receives and sends the messages of session.py. `DEMO` holds what torch knows.
+// Replaces the server in exported pages: environment, policies and perturbations in float64.
+// It exchanges the messages of session.py. `DEMO` holds the data exported from torch.
 
 // ---- random numbers: the streams of utils/randomness.py --------------------------------
 
@@ -106,7 +106,7 @@ class CartPole {
 
 // ---- networks ----------------------------------------------------------------------------
 
-/** Error function to the last digits: a series of positive terms. */
+/** Error function to full precision: a series of positive terms. */
 function erf(x) {
   const size = Math.abs(x);
   if (size > 6) return Math.sign(x);
@@ -139,7 +139,7 @@ class Weights {
   mlp(name, places, x, activation, last = ACTIVATIONS.none) {
     return places.reduce((y, place, i) => this.linear(`${name}.${place}`, y).map(i < places.length - 1 ? activation : last), x);
   }
-  /** Attend from queries to the vectors of present tokens; also return the weights. */
+  /** Attend from queries to the vectors of present tokens; return results and weights. */
   attend(name, { heads, scale }, queries, context) {
     const keys = context.map((x) => this.linear(name + ".to_key", x)), values = context.map((x) => this.linear(name + ".to_value", x));
     const dim = queries[0].length, width = dim / heads, shares = [];
@@ -220,7 +220,7 @@ class SensoryNetwork {
 }
 const NETWORKS = { token: TokenNetwork, sensory: SensoryNetwork }, ENVS = { simple_centroid: Centroid, cartpole: CartPole };
 
-// ---- perturbations: those of marl_pool/perturbations, with numbers of their own ------------
+// ---- perturbations: those of marl_pool/perturbations, with other random numbers ------------
 
 const CHAIN = ["hand", "freeze", "delay", "bias", "scale", "jitter", "rewire", "confuse", "occlude", "duplicate", "inject", "shuffle"], ACTS = ["action_noise", "drop_actions"];
 const copy = (token) => ({ ...token, f: [...token.f] });
@@ -273,7 +273,7 @@ class Perception {
       return { f, type, pad: false, origin: -1, entity: -1 };
     })];
   }
-  /** Return the actions of all agents that are executed; each is a number of n, or a list between low and high. */
+  /** Return the executed actions of all agents, each an integer below n or a list between low and high. */
   act(actions, steps, { n, low, high }) {
     const clip = (a, j) => Math.min(high[j], Math.max(low[j], a)), past = this.memory.executed, size = n ? 2 : low.length;
     for (const name of ACTS) {
@@ -298,7 +298,7 @@ class EpisodeRun {
     this.memories = Array.from({ length: DEMO.hello.agents }, () => policy.start());
   }
   see(agent, commit) { const tokens = this.env.tokens(agent); return this.perception ? this.perception.see(tokens, this.env.steps, commit) : tokens; }
-  /** Return tokens, action, attention and memory; kept until a step or a change. */
+  /** Return tokens, action, attention and memory, cached until a step or a change. */
   decide(agent) {
     if (!this.decided[agent]) { const tokens = this.see(agent, false); this.decided[agent] = [tokens, ...this.policy.act(tokens, this.memories[agent])]; }
     return this.decided[agent];
@@ -317,7 +317,7 @@ class EpisodeRun {
     this.total += reward; this.over = over; this.decided = [];
   }
   inRange(action) { const { low, high, n } = this.policy; return n ? action : action.map((a, j) => Math.min(high[j], Math.max(low[j], a))); }
-  /** Return an agent's action as the environment took it; null where it is the chosen one. */
+  /** Return an agent's executed action, or null if it is the chosen one. */
   change(agent) {
     if (!this.actions) return null;
     const [chosen, executed] = [this.actions[agent], this.executed[agent]].map((action) => this.inRange(action));

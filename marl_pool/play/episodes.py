@@ -19,7 +19,7 @@ from marl_pool.utils.randomness import Purpose, stream_keys
 
 HAND = "hand"
 OF_ACTIONS = ("action_noise", "drop_actions")
-"""Perturbations of actions; a lost action repeats the one that was executed last."""
+"""Perturbations of actions; a dropped action repeats the last one executed."""
 ORDER = (
     HAND,
     "freeze",
@@ -35,9 +35,9 @@ ORDER = (
     "shuffle",
     *OF_ACTIONS,
 )
-"""Order of the chain; a shuffle is the last of tokens, so that it moves added ones."""
+"""Order of the chain; shuffle is the last on tokens, so that it moves added ones."""
 ONGOING = ("steps", "executed")
-"""Entries of the chain's state that perturbations of actions continue from."""
+"""Entries of the chain's state from which perturbations of actions continue."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -45,8 +45,8 @@ class Hand(Perturbation):
     """Hide, freeze and duplicate the tokens that a person chose.
 
     The state holds the choice: ``hidden`` and ``frozen`` ``(1, agents, N)`` bool, the
-    ``readings`` of the frozen tokens, and ``copies`` ``(1, agents, C)``, the tokens
-    that are duplicated, -1 for none.
+    ``readings`` of the frozen tokens, and ``copies`` ``(1, agents, C)``, the indices of
+    duplicated tokens or -1.
     """
 
     @override
@@ -62,15 +62,15 @@ class Hand(Perturbation):
         masks: dict[str, Tensor],
         old: PerturbationState | None = None,
     ) -> PerturbationState:
-        """Return the state of a choice; tokens that were frozen keep their readings.
+        """Return the state for a choice; tokens already frozen keep their readings.
 
-        ``tokens`` are the current ones of batch ``(1, agents)``; ``masks`` are
+        ``tokens`` are the current ones, with batch ``(1, agents)``; ``masks`` are
         ``hidden``, ``frozen`` and ``twice``, ``(1, agents, N)`` bool.
         """
         readings = tokens.features.clone()
         if old is not None:
             readings = torch.where(old["frozen"][..., None], old["readings"], readings)
-        # Copies come first to last; agents with fewer of them have empty slots.
+        # Copies keep the order of tokens; agents with fewer of them get empty slots.
         twice = masks["twice"]
         count = int(twice.sum(-1).max())
         order = (~twice).byte().argsort(dim=-1, stable=True)[..., :count]
@@ -101,7 +101,7 @@ class Hand(Perturbation):
 
 @dataclass(kw_only=True, eq=False)
 class LivePerturbation(Perturbation):
-    """Several perturbations in a row, each of which may start or stop at any step.
+    """Chain of perturbations, each of which may start or stop at any step.
 
     Every part has separate random numbers, which do not depend on the others. The
     state of a part has the prefix ``"name/"``; ``origin`` belongs to the whole chain,
@@ -109,9 +109,9 @@ class LivePerturbation(Perturbation):
     """
 
     parts: dict[str, Perturbation] = field(default_factory=lambda: {HAND: Hand()})
-    """The present perturbations by name, in the order of `ORDER`."""
+    """Active perturbations by name, in the order of `ORDER`."""
     turns: dict[str, int] = field(default_factory=dict)
-    """How often each part was sampled anew on request."""
+    """Number of times each part was resampled on request."""
 
     def put(self, name: str, part: Perturbation | None) -> None:
         """Insert, replace or (None) remove a part; `restart` its state afterwards."""
@@ -127,16 +127,16 @@ class LivePerturbation(Perturbation):
     def restart(
         self, tokens: Tokens, state: PerturbationState, name: str = ""
     ) -> PerturbationState:
-        """Return the state with the part ``name`` started anew, and new parts begun.
+        """Return the state with the part ``name`` restarted, and new parts started.
 
-        Later parts go on, unless they now receive another number of tokens.
+        Other parts continue, unless they now receive another number of tokens.
         """
         true = tokens
         common = {key: value for key, value in state.items() if "/" not in key}
         result = {**common, "origin": identity_origin(tokens)}
         for part_name, part in self.parts.items():
             size = torch.full_like(state["keys"], tokens.num_tokens)
-            part_state = _own(part_name, state)
+            part_state = _unprefixed(part_name, state)
             is_fitting = bool(part_state) and part_state["size"].equal(size)
             if part_name == name or not is_fitting:
                 turn, place = self.turns.get(part_name, 0), ORDER.index(part_name)
@@ -148,21 +148,21 @@ class LivePerturbation(Perturbation):
                 )
                 part_state = part.start(tokens, keys) | {"size": size}
                 if part_name in OF_ACTIONS:
-                    # Go on with the episode: its numbers, and the action to repeat.
+                    # Continue at this step of the episode, with the action to repeat.
                     part_state |= {k: v for k, v in common.items() if k in ONGOING}
                     if tokens.action_mask is not None:
                         part_state["allowed"] = tokens.action_mask
-            # The next part starts from the tokens that this one lets through.
+            # The next part starts from the tokens that this one returns.
             tokens, _ = part(tokens, part_state)
             result |= _prefixed(part_name, part_state)
-        # A paused page shows these tokens before the next step counts them.
+        # A paused page shows these tokens before the next step.
         return {**result, "origin": self(true, result)[1]["origin"]}
 
     def choose(
         self, tokens: Tokens, state: PerturbationState, masks: dict[str, Tensor]
     ) -> PerturbationState:
         """Return the state with another choice of the `Hand`."""
-        hand, old = self.parts[HAND], _own(HAND, state)
+        hand, old = self.parts[HAND], _unprefixed(HAND, state)
         assert isinstance(hand, Hand)
         hand_state = {**hand.choose(tokens, masks, old), "size": old["size"]}
         return self.restart(tokens, {**state, **_prefixed(HAND, hand_state)})
@@ -173,7 +173,7 @@ class LivePerturbation(Perturbation):
     ) -> tuple[Tokens, PerturbationState]:
         origin, result = identity_origin(tokens), dict(state)
         for name, part in self.parts.items():
-            tokens, part_state = part(tokens, _own(name, state))
+            tokens, part_state = part(tokens, _unprefixed(name, state))
             result |= _prefixed(name, part_state)
             if "origin" in part_state:
                 moved = part_state["origin"]
@@ -190,7 +190,7 @@ class LivePerturbation(Perturbation):
     ) -> tuple[Tensor, PerturbationState]:
         result = dict(state)
         for name, part in self.parts.items():
-            actions, part_state = part.act(actions, _own(name, state), space)
+            actions, part_state = part.act(actions, _unprefixed(name, state), space)
             result |= _prefixed(name, part_state)
         return actions, {**result, "executed": actions}
 
@@ -198,7 +198,7 @@ class LivePerturbation(Perturbation):
 class LiveEpisode:
     """One episode of one policy, stepped on request.
 
-    ``env`` is one environment, reset here. A twin has no perturbation. ``explore``
+    ``env`` is one environment, which is reset. A twin has no perturbation. ``explore``
     samples actions.
     """
 
@@ -219,11 +219,11 @@ class LiveEpisode:
             name: torch.zeros(group.num_agents, dtype=torch.float64)
             for name, group in env.groups.items()
         }
-        # Agents that have lived in the episode.
+        # Agents that have been alive in the episode, as in `Episodes.attended`.
         self.attended = {name: alive[0] for name, alive in env.alive.items()}
         self.steps, self.over = 0, ""
-        # By group, the latest actions that the policy chose, ``(agents, …)``, and the
-        # same actions as the environment took them, within their range.
+        # Latest actions by group, `(agents, …)`: as the policy chose them, and as the
+        # environment executed them, clipped to their range.
         self.actions: dict[str, Tensor] = {}
         self.executed: dict[str, Tensor] = {}
 
@@ -248,10 +248,9 @@ class LiveEpisode:
             self.over = "time is up"
 
     def mean_return(self, group: str) -> float:
-        """Return the mean of the returns so far, over agents that have lived."""
-        return float(
-            self.returns[group].sum() / self.attended[group].sum().clamp(min=1)
-        )
+        """Return the mean return so far, over agents that have been alive."""
+        num_agents = self.attended[group].sum().clamp(min=1)
+        return float(self.returns[group].sum() / num_agents)
 
     def _received(self, actions: Tensor) -> Tensor:
         """Return actions in the environment's dtype.
@@ -270,14 +269,14 @@ class LiveEpisode:
         return self.rollout.tokens if self.steps == 0 else self.rollout.perceived()
 
     def attention(self, tokens: Tokens, group: str) -> Tensor | None:
-        """Return the weights ``(agents, N)`` of perceived tokens, mean over heads."""
+        """Return attention weights ``(agents, N)`` of tokens, averaged over heads."""
         policy, state = self.rollout.policies[group], self.rollout.states[group]
         with torch.no_grad():
             weights = policy.attention_weights(tokens, state)
         return None if weights is None else weights[0].mean(1)
 
     def refit(self) -> None:
-        """Prepare for a perturbation that has changed.
+        """Adapt to a changed perturbation.
 
         The observation of an episode's first step is perturbed again, and recurrent
         policies get memory for tokens that were added.
@@ -289,7 +288,7 @@ class LiveEpisode:
             states[name] = resized(policies[name], states[name], tokens)
 
     def check(self) -> None:
-        """Let the policies decide once, which raises where they cannot."""
+        """Let the policies act once, which raises if they cannot."""
         self.refit()
         for group, tokens in self.perceived().items():
             with torch.no_grad():
@@ -298,7 +297,7 @@ class LiveEpisode:
 
 @dataclass
 class Lane:
-    """A policy's episode under the hand, and its twin without perturbation."""
+    """A policy's perturbed episode, and its unperturbed twin."""
 
     name: str
     target: EvaluationTarget
@@ -307,7 +306,7 @@ class Lane:
     episode: LiveEpisode
     twin: LiveEpisode
     parted: int | None = None
-    """The step in which their actions first differed, as chosen or as executed."""
+    """Step in which their actions first differed, as chosen or as executed."""
 
     def step(self) -> None:
         """Step both, and compare their actions."""
@@ -322,7 +321,7 @@ class Lane:
 
 
 def resized(policy: Policy, state: State, tokens: Tokens) -> State:
-    """Fit a recurrent state to the number of tokens; added ones start anew."""
+    """Fit a recurrent state to the number of tokens; added ones get initial states."""
     if not state:
         return state
     num_envs, num_agents = tokens.batch_shape
@@ -331,7 +330,7 @@ def resized(policy: Policy, state: State, tokens: Tokens) -> State:
     def fit(new: Tensor, old: Tensor) -> Tensor:
         if new.shape == old.shape:
             return old
-        # The dimension of the tokens is the one that differs.
+        # Only the token dimension can differ.
         result = new.to(old.dtype).clone()
         kept = tuple(
             slice(min(a, b)) for a, b in zip(new.shape, old.shape, strict=True)
@@ -342,7 +341,7 @@ def resized(policy: Policy, state: State, tokens: Tokens) -> State:
     return tree_map(fit, fresh, state)
 
 
-def _own(name: str, state: PerturbationState) -> PerturbationState:
+def _unprefixed(name: str, state: PerturbationState) -> PerturbationState:
     prefix = f"{name}/"
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 

@@ -33,13 +33,13 @@ from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.randomness import EVALUATION_ENVS
 
 GOLDEN_STEPS = 16
-"""Steps in which the page compares itself with torch."""
+"""Steps in which the page is compared with torch."""
 ACTIVATION_NAMES = {nn.Identity: "none"} | {
     ACTIVATIONS[name]: name for name in ACTIVATIONS
 }
 """Names of activation functions in the page's JavaScript."""
 HEAD, SCRIPTS = '<meta charset="utf-8">', re.compile(r"<script>(.*?)</script>", re.S)
-POLICY = (
+SECURITY_POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
 )
@@ -48,15 +48,15 @@ ENGINE, SCRIPT, DATA = "/*ENGINE*/", "engine.js", "const DEMO = "
 
 
 def export(targets: Mapping[str, EvaluationTarget], path: Path, seed: int = 0) -> Path:
-    """Write a page that plays policies in the browser alone.
+    """Write a page that runs policies in the browser, without a server.
 
-    All policies are in equal environments: `SimpleCentroid`, or a `CartPole` with one
-    frame and no noise. ``path`` is a new HTML file, whose first episode has the seed
-    ``seed``.
+    All policies must have equal environments: `SimpleCentroid`, or a `CartPole` with
+    one frame and no noise. ``path`` is a new HTML file, and ``seed`` the seed of its
+    first episode.
 
     Raises:
-        InputError: a file that exists, or an environment or policy that the page's
-            JavaScript does not have.
+        InputError: the file exists, or the page's JavaScript does not have the
+            environment or a policy.
     """
     if path.exists():
         raise InputError(f"--export: expected a new file, got {path}, which exists")
@@ -91,7 +91,7 @@ def page() -> str:
 
 
 def wrapped(data: str) -> str:
-    """Return the page around the data of a demonstration, JSON in one line."""
+    """Return the page with the data of a demonstration, JSON on one line."""
     script = (files("marl_pool.play") / SCRIPT).read_text(encoding="utf-8")
     whole = page().replace(ENGINE, f"{DATA}{data};\n{script}")
     # No other script may run in the page.
@@ -99,8 +99,9 @@ def wrapped(data: str) -> str:
     sources = " ".join(
         f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes
     )
-    policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-    return whole.replace(HEAD, f"{HEAD}\n{policy.format(scripts=sources)}", 1)
+    policy = SECURITY_POLICY.format(scripts=sources)
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return whole.replace(HEAD, f"{HEAD}\n{meta}", 1)
 
 
 def data_of(exported: str) -> str:
@@ -220,10 +221,11 @@ def _sensory(name: str, policy: Sensory) -> dict[str, Any]:
 
 
 def golden(target: EvaluationTarget, seed: int) -> list[Any]:
-    """Play the twin's first steps in float64.
+    """Play the first unperturbed steps in float64.
 
-    Return for each step all actions, in one row and in the environment's units, the
-    first agent's attention, and the mean return so far.
+    Returns:
+        For each step, all actions in one row, in the environment's units; the first
+        agent's attention; and the mean return so far.
     """
     env = replace(target, seed=seed).make_env(1, dtype=torch.float64)
     group = next(iter(env.groups))

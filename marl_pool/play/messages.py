@@ -1,4 +1,4 @@
-"""Messages that a page may send: each a small JSON object with a field ``do``."""
+"""Messages from a page: small JSON objects with a field ``do``."""
 
 from typing import Annotated, Literal
 
@@ -16,9 +16,9 @@ from marl_pool.play.episodes import HAND, ORDER
 from marl_pool.utils.errors import InputError
 
 MAX_BYTES = 1024
-"""Longest message of a page; a longer one closes the connection."""
-FASTEST = 240.0
-"""Most steps per second that a page may ask for."""
+"""Maximum size of a message; a larger one closes the connection."""
+MAX_SPEED = 240.0
+"""Maximum steps per second that a page may request."""
 
 
 def _known_part(name: str) -> str:
@@ -32,7 +32,7 @@ Coordinate = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 
 
 class Message(BaseModel):
-    """A message without unknown fields."""
+    """Base of messages, which rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -48,11 +48,11 @@ class SpeedMessage(Message):
     """Set the speed in steps per second."""
 
     do: Literal["speed"]
-    value: Annotated[float, Field(ge=0.1, le=FASTEST)]
+    value: Annotated[float, Field(ge=0.1, le=MAX_SPEED)]
 
 
 class PlainMessage(Message):
-    """Take one step, start again, start the next episode, shuffle, or undo changes."""
+    """Take one step, restart, start the next episode, shuffle, or undo changes."""
 
     do: Literal["step", "restart", "next", "shuffle", "clear"]
 
@@ -80,7 +80,7 @@ class TokenMessage(Message):
 
 
 class MoveMessage(Message):
-    """Put an entity at another place, in the environment's coordinates."""
+    """Move an entity to a place in the environment's coordinates."""
 
     do: Literal["move"]
     entity: Index
@@ -103,7 +103,7 @@ class DistractorsMessage(Message):
 
 
 class ObserveMessage(Message):
-    """Show the perception of another agent."""
+    """Show the perception of an agent."""
 
     do: Literal["observe"]
     agent: Index
@@ -130,7 +130,7 @@ def parse_message(text: str | bytes) -> AnyMessage:
     """Parse and check one message.
 
     Raises:
-        InputError: not one of these messages.
+        InputError: it is not one of these messages.
     """
     try:
         return _ADAPTER.validate_json(text)

@@ -1,4 +1,4 @@
-"""Environments as a page draws them, and the places where a hand may change them."""
+"""Environments as the page draws them, and how a person may change them."""
 
 import base64
 from typing import Any, ClassVar, Generic, TypeVar
@@ -18,16 +18,16 @@ from marl_pool.tokens import Tokens
 PUSH = 6.0
 """Angular velocity in rad/s that a full push gives to the pole."""
 PICTURE = 384
-"""Height and width in pixels of environments that arrive as pictures."""
+"""Height and width in pixels of environments that are sent as images."""
 
 Env = TypeVar("Env", bound=BatchedEnv)
 
 
 class Scene(Generic[Env]):
-    """An environment without a special drawing: its picture, and a row of tokens."""
+    """An environment without a drawing of its own: an image, and a row of tokens."""
 
     kind: ClassVar[str] = "picture"
-    """Name of the page's drawing."""
+    """Name of the drawing in the page."""
     movable: ClassVar[bool] = False
     """Entities can be dragged to another place."""
     pushable: ClassVar[bool] = False
@@ -37,7 +37,7 @@ class Scene(Generic[Env]):
     ``inject`` can."""
 
     def describe(self, env: Env, group: str) -> dict[str, Any]:
-        """Return what stays the same, JSON-ready."""
+        """Return what does not change, JSON-ready."""
         grid = env.patch_grid
         return {
             "kind": self.kind,
@@ -53,7 +53,7 @@ class Scene(Generic[Env]):
         return [f"{spec.type_names[0]} {i}" for i in range(spec.num_tokens)]
 
     def state(self, env: Env) -> dict[str, Any]:
-        """Return the present state of the first environment, JSON-ready."""
+        """Return the current state of the first environment, JSON-ready."""
         cv2 = opencv()
         image = env.frame(size=PICTURE)
         _, data = cv2.imencode(".jpg", image[..., ::-1])
@@ -65,14 +65,14 @@ class Scene(Generic[Env]):
         return torch.arange(spec.tokens.num_tokens).expand(spec.num_agents, -1)
 
     def places(self, env: Env, tokens: Tokens, agent: int) -> list[Any] | None:
-        """Return where an agent perceives each token; None without places.
+        """Return where an agent perceives each token; None if tokens have no place.
 
         ``tokens`` have the batch ``(1, agents)``.
         """
         return None
 
     def move(self, env: Env, entity: int, x: float, y: float) -> None:
-        """Put an entity at another place, if it can be there."""
+        """Move an entity to another place, if it can be there."""
 
     def push(self, env: Env, strength: float) -> None:
         """Push the pole; ``strength`` in [-1, 1] is positive to the right."""
@@ -189,7 +189,7 @@ class BoxWorldScene(Scene[BoxWorld]):
             places[before == cell] = target
 
     def _cells(self, env: BoxWorld, token: int) -> list[int]:
-        """Return the cells that move with a token: its own, or its box's."""
+        """Return the cells that move with a token: one, or both of a box."""
         places = env.token_places(0).tolist()
         cell = places[token] if token < len(places) else 0
         code = int(env.codes[0, cell])

@@ -27,20 +27,20 @@ from marl_pool.utils.errors import InputError
 
 ADDRESS = "127.0.0.1"
 FPS = 30
-"""Most frames per second that a page receives."""
+"""Maximum frames per second that a page receives."""
 VIEWERS = 4
-"""Most pages at a time; each has a separate session."""
+"""Maximum number of pages at a time; each has a separate session."""
 HOLD = 1.5
-"""Seconds that the end of an episode stays on the page."""
+"""Seconds for which the end of an episode stays on the page."""
 MESSAGES = 8
-"""Most messages of a page that are carried out between two of its frames."""
+"""Maximum messages of a page that are handled between two of its frames."""
 PLAYING = ("step", "restart", "next")
 """Plain messages that play; their errors are the environment's or the policy's."""
 MAX_REASON = 123
-"""Most bytes of the reason for which a websocket is closed, by its protocol."""
+"""Maximum bytes of the reason for closing a websocket, set by its protocol."""
 SLOW = 15
-"""Steps per second below which a page says that the environment is slow."""
-POLICY = (
+"""Frames per second below which a page says that the environment is slow."""
+SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data:; connect-src 'self' ws://{host}; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -49,9 +49,9 @@ POLICY = (
 
 
 class LiveServer:
-    """Serve one page to clients with the token, and a session to each page.
+    """Server of the page to clients with the token, with a session for each page.
 
-    ``make_session`` is called for each page that connects; port 0 is any that is free.
+    ``make_session`` is called for each page that connects; port 0 is any free one.
     ``token`` is the secret part of the address. A session that fails sets ``failure``,
     which ends the server.
     """
@@ -76,11 +76,11 @@ class LiveServer:
         """Serve until cancelled; call ``on_start`` once the port is open.
 
         Raises:
-            InputError: a port that is not free, or an environment that cannot be shown.
+            InputError: the port is not free, or an environment cannot be shown.
             EnvTimeoutError: a call of an environment exceeded its limit.
         """
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # A stranger's malformed request is nothing that the user has to read.
+        # Do not show the user other programs' malformed requests.
         logger = logging.getLogger("marl_pool.play")
         logger.setLevel(logging.CRITICAL)
         try:
@@ -112,7 +112,7 @@ class LiveServer:
             address, (host,) = urlsplit(request.path), hosts
         except ValueError:
             return connection.respond(400, "expected one Host and a valid address\n")
-        # The name that a browser asked for: a stranger's may point to this machine.
+        # Any other host name that points to this machine may be an attacker's.
         if host not in self.hosts:
             return connection.respond(403, "unknown host\n")
         # Older versions of the library accept no other method.
@@ -126,7 +126,7 @@ class LiveServer:
             headers = {
                 "Content-Type": "text/html; charset=utf-8",
                 "Content-Length": str(len(self.page)),
-                "Content-Security-Policy": POLICY.format(host=host),
+                "Content-Security-Policy": SECURITY_POLICY.format(host=host),
                 "Cache-Control": "no-store",
                 "Referrer-Policy": "no-referrer",
                 "X-Content-Type-Options": "nosniff",
@@ -153,7 +153,7 @@ class LiveServer:
             if isinstance(error, EnvTimeoutError):
                 reason = str(error).encode()[:MAX_REASON].decode(errors="ignore")
                 await connection.close(CloseCode.INTERNAL_ERROR, reason)
-            # The library would only log it: end the server, unless another page has.
+            # The library would only log it: end the server, if no other page has.
             if not self.failure.done():
                 self.failure.set_exception(error)
         finally:
@@ -168,12 +168,12 @@ class Viewer:
         self.touched = asyncio.Event()
         self.credit, self.ended = 0.0, 0.0
         self.cost = 0.0
-        # Messages that were carried out, and those that still may be before a frame.
+        # Messages handled so far, and those that may still be before the next frame.
         self.heard, self.quota = 0, MESSAGES
         self.renewed = asyncio.Event()
 
     async def run(self) -> None:
-        """Send frames, and carry out what the page asks."""
+        """Send frames and handle messages until the page closes."""
         await self._send(self.session.hello())
         listening = asyncio.create_task(self._listen())
         self.touched.set()
@@ -197,13 +197,13 @@ class Viewer:
                 playing = isinstance(message, PlainMessage) and message.do in PLAYING
                 self.session.act(message)
             except InputError as error:
-                # An episode that fails cannot go on; a refused change leaves it be.
+                # A failed episode cannot continue, but one with a rejected change can.
                 if playing:
                     raise
                 await self._send({"kind": "error", "text": str(error)})
             self.heard += 1
             self.touched.set()
-            # A page that floods waits, so that others and Ctrl-C do not.
+            # A page that floods the server waits, so that others and Ctrl-C need not.
             self.quota -= 1
             if not self.quota:
                 self.renewed.clear()
@@ -253,9 +253,9 @@ class Viewer:
 
 
 def announce(server: LiveServer, *, browser: bool) -> None:
-    """Print the address, and open it where a browser can show it."""
+    """Print the address, and open it if there is a graphical browser."""
     print(f"{server.url}\nCtrl-C ends it.", flush=True)
-    # Without a display, a browser of the terminal would take it over.
+    # Without a display, a text browser would take over the terminal.
     graphical = sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & {
         *os.environ
     }

@@ -24,25 +24,25 @@ from marl_pool.play.episodes import (
     LivePerturbation,
 )
 from marl_pool.play.scenes import rounded, scene_of
-from marl_pool.policies.base import Policy
+from marl_pool.policies.base import head_name
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 Value = TypeVar("Value")
 CHOICES = {"occlude": "hidden", "freeze": "frozen", "duplicate": "twice"}
-"""By tool: the name of the tokens that it has chosen."""
+"""By tool, the name of the set of tokens that it chooses."""
 INJECTED = Inject.count
 """Distractors at full severity."""
 
 
 @dataclass
 class Session:
-    """Policies side by side in one environment, under the hand of one person.
+    """Policies side by side in equal environments, disturbed by one person.
 
-    Changes of the environment, such as moving an entity, act on all episodes and
-    their twins; changes of perception and of actions on the episodes alone. So a twin
-    differs from its episode in what the policy perceives and in what becomes of its
-    actions, and in nothing else.
+    Changes of the environment, such as moving an entity, apply to all episodes and
+    their twins; changes of perception and of actions apply to the episodes alone. A
+    twin thus differs from its episode only in what the policy perceives and in how its
+    actions are executed.
     """
 
     targets: Mapping[str, EvaluationTarget]
@@ -54,7 +54,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.number, self.paused, self.speed = 0, False, 30.0
-        # Sensors added to the environment, and the perturbations' strengths and turns.
+        # The agent to show, sensors added to the environment, and perturbations.
         self.agent, self.sensors = 0, 0
         self.severities: dict[str, float] = {}
         self.turns: dict[str, int] = {}
@@ -62,7 +62,7 @@ class Session:
         env = self._make_env(next(iter(self.targets.values())))
         self.group = next(iter(env.groups))
         self.scene = scene_of(env)
-        # Perturbations that do not fit the tokens, with the reason.
+        # Reasons why perturbations do not fit the tokens.
         self.unfit: dict[str, str] = {}
         for name in ORDER[1:]:
             try:
@@ -74,13 +74,13 @@ class Session:
     # What the page shows.
 
     def hello(self) -> dict[str, Any]:
-        """Return what a page needs once, JSON-ready."""
+        """Return what a page needs only once, JSON-ready."""
         env = self.lanes[0].episode.env
         return {
             "kind": "hello",
             "env": next(iter(self.targets.values())).env["name"],
             "lanes": [
-                {"name": lane.name, "head": head_of(lane.target.policies[self.group])}
+                {"name": lane.name, "head": head_name(lane.target.policies[self.group])}
                 for lane in self.lanes
             ],
             "scene": self.scene.describe(env, self.group),
@@ -99,7 +99,7 @@ class Session:
         }
 
     def frame(self) -> dict[str, Any]:
-        """Return the present moment of all episodes, JSON-ready."""
+        """Return the current state of all episodes, JSON-ready."""
         return {
             "kind": "frame",
             "number": self.number,
@@ -124,7 +124,7 @@ class Session:
         }
 
     def _moment(self, episode: LiveEpisode) -> dict[str, Any]:
-        """Return one episode: its scene, and the perception of the chosen agent."""
+        """Return an episode's state: its scene, and what the shown agent perceives."""
         env, agent, group = episode.env, self.agent, self.group
         action = executed = None
         if group in episode.actions:
@@ -185,8 +185,8 @@ class Session:
         """Carry out a message.
 
         Raises:
-            InputError: a change that a policy or the environment cannot take; nothing
-                is changed then.
+            InputError: a change that a policy or the environment rejects; nothing is
+                changed then.
         """
         match message:
             case messages.PauseMessage():
@@ -248,7 +248,7 @@ class Session:
         self.restart()
 
     def restart(self) -> None:
-        """Start the present episode again; severities stay, chosen tokens do not."""
+        """Restart the current episode; severities stay, chosen tokens do not."""
         for entities in self.chosen.values():
             entities.clear()
         lanes: list[Lane] = []
@@ -349,7 +349,7 @@ class Session:
 
 
 def _attempt(apply: Callable[[Value], None], value: Value, old: Value) -> None:
-    """Apply a value; apply the old one again if a policy refuses it."""
+    """Apply a value; apply the old one again if a policy rejects it."""
     try:
         apply(value)
     except InputError:
@@ -357,15 +357,8 @@ def _attempt(apply: Callable[[Value], None], value: Value, old: Value) -> None:
         raise
 
 
-def head_of(policy: Policy) -> str:
-    """Return the name of a policy's pooling head, or of its class."""
-    network = getattr(policy, "network", None)
-    head = getattr(policy, "sensor", None) or getattr(network, "pooling", policy)
-    return type(head).__name__.removesuffix("Pooling")
-
-
 def relative_entropy(weights: Tensor, padding: Tensor) -> float | None:
-    """Return the entropy of weights ``(N,)`` as a share of the largest possible."""
+    """Return the entropy of weights ``(N,)`` as a share of its maximum, if defined."""
     present = weights[~padding]
     total = float(present.sum())
     if len(present) < 2 or not total:

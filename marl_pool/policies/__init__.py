@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.options.construction import build
+from marl_pool.options.construction import build, with_name
 from marl_pool.options.plugins import Registry
 from marl_pool.utils.lazy import lazy_exports
 
@@ -65,7 +65,7 @@ def make_policy(
     """
     from marl_pool.policies.token_policy import TokenPolicy
 
-    options |= {"encoder": _part(encoder), "pooling": _part(pooling)}
+    options |= {"encoder": with_name(encoder), "pooling": with_name(pooling)}
     context = {"spec": spec, "action_space": action_space}
     return build("token", POLICIES, "policy", TokenPolicy, options, context)
 
@@ -93,10 +93,6 @@ def make_agent(
     agent: Agent = build(name, AGENTS, "policy", Agent, options, context)
     validate_state(f"policy {name!r}", agent)
     return agent
-
-
-def _part(part: str | Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": part} if isinstance(part, str) else dict(part)
 
 
 __getattr__, __dir__ = lazy_exports(__name__)

@@ -14,18 +14,18 @@ from marl_pool.utils.errors import InputError
 class Selection(spaces.Discrete):
     """A choice between fixed options and the tokens of an agent's observation.
 
-    Option i below ``num_fixed`` is a fixed one, such as to stay where one is. Option
-    ``num_fixed + i`` selects the token in slot i. Only tokens that are there, of the
-    types in ``selects``, are meant to be selected: policies with
-    ``policy.action=select`` never choose another one, and others follow the
-    environment's action mask, if it gives one. To Gymnasium it is a Discrete.
+    Option i below ``num_fixed`` is a fixed one, such as staying in place. Option
+    ``num_fixed + i`` selects the token in slot i. Only present tokens of the types in
+    ``selects`` are meant to be selected: policies with ``policy.action=select`` never
+    choose others, and other policies follow the environment's action mask, if any. To
+    Gymnasium it is a Discrete.
 
     Where a perturbation moves tokens, an agent selects among the slots that it
     perceives, and the environment receives the slot of the same entity.
 
     Args:
-        num_fixed: number of fixed options, at least 1: what is left to an agent that
-            sees nothing to select.
+        num_fixed: number of fixed options, at least 1, for an agent that sees nothing
+            to select.
         num_tokens: N of the agent's `TokenSpec`.
         selects: names of the types of tokens that can be selected.
         seed: of the space's own random numbers.
@@ -75,9 +75,9 @@ class _PlainSpace:
     path: tuple[Any, ...]
     """Keys and indices of the space inside Dicts and Tuples."""
     sizes: tuple[int, ...]
-    """Number of choices of each of its entries; () for a Box."""
+    """Number of options of each entry; () for a Box."""
     start: np.ndarray
-    """First choice of each entry."""
+    """Number of the first option of each entry."""
     low: tuple[float, ...]
     """Bounds of a Box; () for choices."""
     high: tuple[float, ...]
@@ -95,8 +95,8 @@ class ActionRows:
     """Actions of a space as rows of numbers, and back.
 
     A row has the number of each choice, counted from 0, in the order of the space, and
-    then the numbers of all Boxes. The row of a Discrete is its choice alone, ``()``;
-    others are ``(A,)``. It is what policies choose and what `BatchedEnv.step` takes::
+    then the numbers of all Boxes. The row of a Discrete is only its choice, ``()``;
+    others are ``(A,)``. Policies choose rows, and `BatchedEnv.step` takes them::
 
         rows = ActionRows(spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.Discrete(3))))
         rows.flatten(([0.5, -1.0], 2))  # [2.0, 0.5, -1.0]
@@ -110,7 +110,7 @@ class ActionRows:
         sizes: number of options of each choice.
         low: lower bounds of the numbers of all Boxes. ``high``: the upper.
         is_scalar: True for a Discrete.
-        counts_from_zero: True if the space, too, counts all choices from 0.
+        counts_from_zero: True if the space itself counts all choices from 0.
         has_float_boxes: True if all Boxes hold floats.
 
     Raises:
@@ -135,7 +135,7 @@ class ActionRows:
 
         Raises:
             InputError: an action of another form, a choice that the space lacks, or
-                numbers that are not finite. Those of a Box may be beyond its bounds.
+                numbers that are not finite. Numbers may exceed the bounds of a Box.
         """
         choices, numbers = [], []
         for leaf in self._plain_spaces:

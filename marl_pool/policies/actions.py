@@ -23,14 +23,14 @@ class ActionSpec:
 
     There are four kinds. An action of ``Discrete(n)`` is an integer ``()``, one of a
     bounded Box a vector of numbers ``(A,)``, and one of several choices, as in a
-    MultiDiscrete, a vector of integers ``(K,)``. Where there is a Box beside choices,
-    it is a vector of ``K + A`` floats, the choices first.
+    MultiDiscrete, a vector of integers ``(K,)``. Choices together with a Box are a
+    vector of ``K + A`` floats, the choices first.
 
     Attributes:
         n: number of options of the only choice; 0 for another space.
         low: lower bounds of the Box; empty without one.
         high: upper bounds of the Box.
-        choices: number of options of each of several choices, or of choices beside a
+        choices: number of options of each of several choices, or of any choices with a
             Box.
         num_fixed: options of a `Selection` that select no token; 0 for other spaces.
         selects: names of the types of tokens that can be selected; empty for none.
@@ -96,7 +96,7 @@ class ActionSpec:
 
     @property
     def discrete(self) -> bool:
-        """True for Discrete, whose action is a number and no vector."""
+        """True for Discrete, whose action is a number, not a vector."""
         return self.n > 0
 
     @property
@@ -195,7 +195,7 @@ class ActionSpec:
         return table.gather(-1, choices[..., : len(self.sizes), None].long())[..., 0]
 
     def table(self, values: Tensor, padding: float) -> Tensor:
-        """Arrange numbers of options ``(*B, L)`` as ``(*B, K, M)``, a row each choice.
+        """Arrange numbers of options ``(*B, L)`` as ``(*B, K, M)``, a row per choice.
 
         M is the largest number of options; shorter rows end with ``padding``.
         """
@@ -203,7 +203,7 @@ class ActionSpec:
         options = values[..., : self.num_options]
         if count * width == self.num_options:
             return options.unflatten(-1, (count, width))
-        # The index behind the last option selects the padding.
+        # The index after the last option selects the padding.
         padded = pad(options, (0, 1), value=padding)
         index = constant(_table_index(self.sizes), values.device)
         return padded.index_select(-1, index).unflatten(-1, (count, width))
@@ -223,13 +223,13 @@ class ActionSpec:
 
 
 def _options(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return for all options, in their order, the number of the choice and its own."""
+    """Return each option's choice, and its number within that choice."""
     pairs = [(k, i) for k, size in enumerate(sizes) for i in range(size)]
     return tuple(k for k, _ in pairs), tuple(i for _, i in pairs)
 
 
 def _table_index(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the options in each row of `ActionSpec.table`, rows end with the sum."""
+    """Return the options of each row of `ActionSpec.table`; the total pads rows."""
     width, total, index = max(sizes), sum(sizes), []
     first = 0
     for size in sizes:
@@ -239,12 +239,12 @@ def _table_index(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 NO_OPTION = -1e30
-"""Logit of what is no option: finite, far below `ILLEGAL_LOGIT`."""
+"""Logit of padding in a table of options: finite, far below `ILLEGAL_LOGIT`."""
 ILLEGAL_LOGIT = -1e9
 """Logit of an action that is not allowed: finite, so that no gradient, entropy or
 divergence is NaN, and so small that its probability is exactly 0."""
 LOWEST_LOGIT = -1e8
-"""Limit of the other logits, so that they stay far above it."""
+"""Lower limit of other logits, far above `ILLEGAL_LOGIT`."""
 
 
 def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -253,11 +253,11 @@ def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
     Args:
         logits: ``(*B, L)``, options first.
         mask: ``(*B, num_options)`` bool, True for allowed options, or None to allow
-            all. A choice without any is a uniform distribution.
+            all. A choice without an allowed option has a uniform distribution.
     """
     if mask is None:
         return logits
-    # The numbers of a Box beside choices are not masked.
+    # The numbers of a Box are not masked.
     if numbers := logits.shape[-1] - mask.shape[-1]:
         mask = pad(mask, (0, numbers), value=True)
     return torch.where(mask, logits.clamp(min=LOWEST_LOGIT), ILLEGAL_LOGIT)
@@ -319,7 +319,7 @@ def _sample_options(
     option = below.clamp(max=last)
     if mask is None:
         return option
-    # Noise that rounds to 0, and sums that a GPU rounds in another order.
+    # Noise that rounds to 0, or a GPU's order of summing, may hit a masked option.
     allowed = mask.gather(-1, option[..., None])[..., 0]
     return torch.where(allowed, option, logits.argmax(-1))
 
@@ -380,7 +380,7 @@ def entropy(spec: ActionSpec, logits: Tensor) -> Tensor:
 
 
 def kl_divergence(spec: ActionSpec, logits: Tensor, other_logits: Tensor) -> Tensor:
-    """Return the divergence ``(*B,)`` of ``other_logits`` from ``logits``, in nats."""
+    """Return the divergence KL(``logits`` ‖ ``other_logits``), ``(*B,)``, in nats."""
 
     def of_choices() -> Tensor:
         log_probs, other_log_probs = (
@@ -406,7 +406,7 @@ def _table(spec: ActionSpec, logits: Tensor) -> Tensor:
 def _sum(
     spec: ActionSpec, of_choices: Callable[[], Tensor], of_numbers: Callable[[], Tensor]
 ) -> Tensor:
-    """Return what independent choices and numbers add up to."""
+    """Return the sum over independent choices and numbers."""
     if not spec.sizes:
         return of_numbers()
     choices = of_choices() if spec.discrete else of_choices().sum(-1)
@@ -414,7 +414,7 @@ def _sum(
 
 
 def _after(count: int, row: Tensor) -> Tensor:
-    """Return what follows the first ``count`` numbers, without a view if all do."""
+    """Return the numbers after the first ``count``; no view if ``count`` is 0."""
     return row[..., count:] if count else row
 
 

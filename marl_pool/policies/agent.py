@@ -73,7 +73,7 @@ class Agent(SequencePolicy):
     def unroll_hidden(
         self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
     ) -> tuple[Tensor, Tensor, Memory]:
-        """Like `unroll`, with the last hidden layer ``(B, T, H)`` as second result.
+        """Compute `unroll`, with the last hidden layer ``(B, T, H)`` as second result.
 
         An agent that implements it sets ``hidden_dim``. Cloning can then train an
         auxiliary head on that layer, which predicts the teacher's privileged targets.
@@ -93,8 +93,8 @@ class Agent(SequencePolicy):
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
         """Return `unroll` for P members with different parameters, ``(P, …)`` each.
 
-        Its arguments and results have an additional leading dimension P. Subclasses
-        may override it by a faster one.
+        Its arguments and results have an additional leading dimension P. Subclasses may
+        override this by a faster method.
         """
 
         def member(member_parameters: dict[str, Tensor], *arguments: Any) -> Any:
@@ -146,7 +146,7 @@ class Agent(SequencePolicy):
         return Decision(action, zeros, zeros, logits, state)
 
     def bound(self, outputs: Tensor) -> Tensor:
-        """Apply tanh to outputs that are numbers of a Box; logits stay."""
+        """Apply tanh to outputs that are numbers of a Box; logits are unchanged."""
         if self.actions.integral:
             return outputs
         if not (count := self.actions.num_options):
@@ -175,7 +175,7 @@ class Agent(SequencePolicy):
         return numbers
 
     def missing_tokens(self, count: int) -> int:
-        """Return how many of the tokens in training are not among ``count`` tokens.
+        """Return how many tokens ``count`` falls short of the number in training.
 
         Raises:
             UnfitTokensError: there are more tokens than in training.
@@ -190,7 +190,7 @@ class Agent(SequencePolicy):
 
 
 def to_vector(agent: Agent) -> Tensor:
-    """Concatenate all parameters of an agent to one vector ``(n,)``."""
+    """Concatenate all parameters of an agent into one vector ``(n,)``."""
     return torch.cat([parameter.detach().flatten() for parameter in agent.parameters()])
 
 
@@ -217,11 +217,11 @@ class _MemberGrid(NamedTuple):
     """Environments of a batch arranged in a rectangle, a row for each member."""
 
     member: Tensor
-    """``(num_envs, agents)`` member of each; the very tensor of the state."""
+    """``(num_envs, agents)`` member of each; the same object as in the state."""
     cells: Tensor | None
-    """``(num_envs,)`` flat index in the rectangle; None where it is full."""
+    """``(num_envs,)`` flat index in the rectangle; None if it is full."""
     shape: tuple[int, int]
-    """Number of members left, and the largest number of environments of one."""
+    """Number of remaining members, and the most environments of one."""
     unroll: Unroll
     """`Agent.unroll` of these members."""
 
@@ -255,7 +255,7 @@ class Population(Policy):
 
     @override
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
-        """Return ``{"member", "agent"}``: the member of each, and the agent's state."""
+        """Return ``{"member", "agent"}``: each agent's member, and its state."""
         if num_envs % self.size:
             raise InputError(
                 f"num_envs: expected a multiple of the population size {self.size}, "
@@ -295,10 +295,10 @@ class Population(Policy):
         return self.agent.scale(action)
 
     def _member_grid(self, member: Tensor) -> _MemberGrid:
-        # It is another tensor only after environments were dropped.
+        # The state has another tensor only after environments were dropped.
         if self._grid is not None and self._grid.member is member:
             return self._grid
-        # One row for each member left, as wide as the largest number of environments.
+        # One row for each remaining member, as wide as the most environments of one.
         # All agents of an environment belong to one member.
         members, rows, counts = member[:, 0].unique_consecutive(
             return_inverse=True, return_counts=True

@@ -36,9 +36,10 @@ class Decision(NamedTuple):
 class Policy(nn.Module, ABC):
     """A map from tokens to actions.
 
-    What it carries from step to step is returned in `Decision.state` and passed to the
-    next call, so that one policy can act in any number of environments, and a learner
-    can replay any step. Implement `act`, and `initial_state` for a policy with a state.
+    Whatever it carries from step to step is returned in `Decision.state` and passed to
+    the next call, so that one policy can act in any number of environments, and a
+    learner can replay any step. Implement `act`, and `initial_state` for a policy with
+    a state.
 
     The action is in the policy's own units, and `scale` converts it to the
     environment's. It is sampled by inverting the distribution function at numbers of
@@ -47,7 +48,7 @@ class Policy(nn.Module, ABC):
     """
 
     noise_size: int = 0
-    """Uniform random numbers per decision that exploration consumes."""
+    """Number of uniform random numbers that exploration consumes per decision."""
 
     @abstractmethod
     def act(
@@ -107,8 +108,8 @@ class SpecifiedPolicy(Policy):
     agents)``: the previous action as a vector ``(…, A)``, see `ActionSpec.to_vectors`,
     zeros at an episode's start; and the pytree of `initial_memory`. Otherwise the state
     is (). A subclass computes whole sequences, since learners backpropagate through
-    many steps at once; acting is a sequence of one step, for which `single_step` and
-    `next_state` translate from states and back.
+    many steps at once. Acting is a sequence of one step, for which `single_step` and
+    `next_state` convert states to arguments and back.
 
     Args:
         spec: sizes and types of the tokens.
@@ -148,7 +149,7 @@ class SpecifiedPolicy(Policy):
         return ()
 
     def to_save(self) -> "SpecifiedPolicy":
-        """Return the policy that a folder holds; of a compiled one the original."""
+        """Return the policy to save; for a compiled one, the original."""
         return self
 
     @override
@@ -163,7 +164,7 @@ class SpecifiedPolicy(Policy):
     def single_step(
         self, tokens: Tokens, state: State
     ) -> tuple[Tokens, Tensor, Memory]:
-        """Return one step of any batch, ``rows`` in all, as sequences of length 1.
+        """Return one step of a batch, ``rows`` in all, as sequences of length 1.
 
         These are tokens of batch ``(rows, 1)``, the previous action ``(rows, 1, A)``
         and the memory ``(rows, …)``; the state () marks an episode's start.
@@ -189,9 +190,9 @@ class SpecifiedPolicy(Policy):
     def mismatch(self, spec: TokenSpec, action_space: spaces.Space | ActionSpec) -> str:
         """Return the reason why the policy does not fit these spaces; empty if it does.
 
-        The number of tokens may differ, if the pooling head supports it.
+        The number of tokens may differ if the pooling head supports it.
         """
-        # What only describes tokens, no policy depends on.
+        # No policy depends on attributes that only describe the tokens.
         free = ("num_tokens", "signal_types", "positions", "num_frames", "markers")
         expected = {**vars(spec), "actions": ActionSpec.of(action_space)}
         actual = {**vars(self.spec), "actions": self.actions}
@@ -218,7 +219,7 @@ class SequencePolicy(SpecifiedPolicy):
     def unroll_logits(
         self, tokens: Tokens, prev_action: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
-        """Compute what `act` decides by for B sequences of T steps.
+        """Compute the logits that `act` decides by, for B sequences of T steps.
 
         Args:
             tokens: of batch ``(B, T)``.
@@ -229,7 +230,7 @@ class SequencePolicy(SpecifiedPolicy):
         Returns:
             ``(B, T, L)``, not masked: the parameters of the action distribution, or for
             a deterministic policy a logit for each option of the choices, then the
-            numbers of a Box in [-1, 1]. And the memory after the last step.
+            numbers of a Box in [-1, 1]; and the memory after the last step.
         """
 
     def options(self, tokens: Tokens) -> Tensor | None:
@@ -239,3 +240,10 @@ class SequencePolicy(SpecifiedPolicy):
 
 def _unflatten(memory: Memory, shape: tuple[int, ...]) -> Any:
     return tree_map(lambda tensor: tensor.unflatten(0, shape), memory)
+
+
+def head_name(policy: Policy) -> str:
+    """Return the name of a policy's pooling head, or of its class without one."""
+    config = policy.config if isinstance(policy, SpecifiedPolicy) else {}
+    name: str = (config.get("pooling") or {}).get("name", type(policy).__name__)
+    return name.rpartition(":")[2]

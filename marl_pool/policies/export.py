@@ -25,9 +25,9 @@ SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
 INPUTS = ("features", "types", "padding", "action_mask")
 """Names of the inputs; the last one only of a masked export."""
 Axes = tuple[dict[int, Any], ...]
-"""By input: the names of its free axes, `torch.export.Dim`."""
-MORE = 3
-"""Tokens beyond a policy's spec, with which a free number is compared."""
+"""By input: its variable axes, each a `torch.export.Dim` with a name."""
+EXTRA_TOKENS = 3
+"""Tokens beyond a policy's spec with which a variable number is tested."""
 TOLERANCE = 1e-4
 """Largest difference of an action, in the units of its space, relative to its size."""
 
@@ -71,8 +71,9 @@ def export_policy(
 ) -> float:
     """Write a policy to a file, and compare it with the policy on random tokens.
 
-    The batch size is free, the axis ``batch``. So is the number of tokens, ``tokens``,
-    where the policy acts on more tokens than its spec has; else it is the spec's.
+    The batch size is variable, on the axis ``batch``. So is the number of tokens, on
+    the axis ``tokens``, if the policy can act on more than in its spec; otherwise it is
+    the spec's.
 
     Args:
         policy: a policy without a memory.
@@ -84,7 +85,7 @@ def export_policy(
         The largest difference of an action.
 
     Raises:
-        InputError: a policy with a memory, or with ``masked`` without choices;
+        InputError: a policy with a memory, or one without choices if ``masked``;
             operations that cannot be exported, or actions that differ by more than
             `TOLERANCE`.
     """
@@ -107,13 +108,15 @@ def export_policy(
     ):
         try:
             if free:
-                # Where torch fixes the number all the same, so does the file.
+                # Where torch fixes the number nevertheless, so does the file.
                 with suppress(RuntimeError, ValueError, AssertionError, UserError):
-                    return _export(network, beside, to, masked=masked, extra=MORE)
+                    return _export(
+                        network, beside, to, masked=masked, extra=EXTRA_TOKENS
+                    )
             return _export(network, beside, to, masked=masked)
         except (ModuleNotFoundError, OSError, InputError):
             raise
-        except Exception as error:  # of torch's compiler, which raises many kinds
+        except Exception as error:  # torch's compiler raises many kinds
             raise InputError(f"export: {to} cannot: {_reason(error):.200}") from error
 
 
@@ -127,8 +130,8 @@ def _export(
         path: new file.
         to: its format.
         masked: see `export_policy`.
-        extra: the number of tokens is free, and compared with so many more too; 0 for
-            the number in the policy's spec.
+        extra: make the number of tokens variable, and also compare with this many more;
+            0 for the number in the policy's spec.
     """
     policy = network.policy
     batch, tokens = torch.export.Dim("batch"), torch.export.Dim("tokens")
@@ -156,7 +159,7 @@ def _export(
 
 def _allows_more_tokens(policy: SpecifiedPolicy) -> bool:
     """Return whether a policy also acts on sets of more tokens than its spec has."""
-    arguments = _random_tokens(policy.spec, 2, MORE)
+    arguments = _random_tokens(policy.spec, 2, EXTRA_TOKENS)
     try:
         with torch.no_grad():
             ActionNetwork(policy)(*arguments)
@@ -177,12 +180,12 @@ def _save(
     program: torch.export.ExportedProgram, path: Path, to: Format, axes: Axes
 ) -> None:
     if to == "torch":
-        # Of a full disk, torch's own writer ends the process.
+        # On a full disk, torch's own writer ends the process.
         content = io.BytesIO()
         torch.export.save(program, content)
         path.write_bytes(content.getbuffer())
         return
-    import onnxscript  # noqa: F401  torch reports its absence in other words
+    import onnxscript  # noqa: F401  torch would report its absence differently
 
     count = len(program.graph_signature.user_inputs)
     converted = torch.onnx.export(
@@ -197,7 +200,7 @@ def _save(
 
 
 def _run(path: Path, tokens: tuple[Tensor, ...], to: Format) -> Tensor:
-    """Compute actions from the written file alone."""
+    """Compute actions from nothing but the written file."""
     if to == "torch":
         return torch.export.load(path).module()(*tokens)
     from onnxruntime import InferenceSession
@@ -232,7 +235,7 @@ def _random_mask(actions: ActionSpec, batch: int) -> Tensor:
 def _random_tokens(
     spec: TokenSpec, batch: int, extra: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample sets with padding, of some tokens more; the first is always there."""
+    """Sample sets with padding; the first token is always present."""
     generator = torch.Generator().manual_seed(0)
     shape = (batch, spec.num_tokens + extra)
     features = torch.randn(*shape, spec.num_features, generator=generator)

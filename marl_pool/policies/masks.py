@@ -1,4 +1,4 @@
-"""Checks of the action masks that environments give."""
+"""Validation of action masks from environments."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def validate_mask_space(
     Args:
         observation: space of an agent's observations, perhaps with a mask.
         action: space of the agent's actions.
-        where: begin of the error.
+        where: start of the message.
     """
     _, mask = split_action_mask(observation)
     if mask is None:
@@ -29,13 +29,13 @@ def validate_mask_space(
     choices, sizes = ActionRows(action).sizes, mask_sizes(mask)
     if fits(sizes, choices):
         return
-    expected = f"of shape ({sum(choices)},)" if choices else "of choices only"
+    expected = f"an {MASK} of shape ({sum(choices)},)" if choices else f"no {MASK}"
     if len(choices) > 1:
         expected += f", or a Tuple of the sizes {choices}"
     actual = f"a Tuple of the sizes {sizes}" if len(sizes) > 1 else sizes
     raise InputError(
-        f"{where}: expected an {MASK} {expected}, as for "
-        f"{' '.join(str(action).split())}, got {actual}"
+        f"{where}: expected {expected} for {' '.join(str(action).split())}, "
+        f"got {actual}"
     )
 
 
@@ -64,18 +64,18 @@ def validate_masks(
     width = spec.num_fixed + num_tokens if spec.selects else spec.num_options
     shape = (*active.shape, width)
     if mask.shape != shape or not spec.sizes:
+        expected = f"the shape {shape}" if spec.sizes else "none without choices"
         raise InputError(
-            f"action_mask of group {group!r}: expected "
-            f"{f'the shape {shape}' if spec.sizes else 'none, without a choice'}, "
+            f"action_mask of group {group!r}: expected {expected}, "
             f"got {tuple(mask.shape)}"
         )
-    rows = mask[..., None, :] if spec.discrete else spec.table(mask, False)
-    stuck = ~rows.any(-1) & active[..., None]
+    options = mask[..., None, :] if spec.discrete else spec.table(mask, False)
+    stuck = ~options.any(-1) & active[..., None]
     if stuck.any():
-        row, agent, number = stuck.nonzero()[0].tolist()
+        env, agent, number = stuck.nonzero()[0].tolist()
         suffix = "" if spec.discrete else f" of choice {number}"
         raise InputError(
             f"action_mask of agent {agent} of group {group!r} in environment "
-            f"{place_in_batch(int(env_ids[row]))} at step {int(steps[row])}: expected "
+            f"{place_in_batch(int(env_ids[env]))} at step {int(steps[env])}: expected "
             f"at least one allowed action{suffix}, got none"
         )

@@ -1,4 +1,4 @@
-"""RandomPolicy: uniformly random actions, the lower reference of comparisons."""
+"""RandomPolicy: uniformly random actions, the baseline of comparisons."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ class RandomPolicy(Policy):
         for name in ("low", "high"):
             bounds = torch.tensor(getattr(self.actions, name), **_FLOAT32)
             self.register_buffer(name, bounds, persistent=False)
-        # Every action has the same log-probability, unless some are not allowed.
+        # All actions have the same log-probability, unless some are masked.
         self.log_volume = (self.high - self.low).prod().log().item()
         options = torch.tensor(self.actions.sizes, **_FLOAT32).prod()
         self.log_prob = -options.log().item() - self.log_volume

@@ -1,4 +1,4 @@
-"""Selection of tokens: options of what is perceived, and the entities behind them."""
+"""Selection among perceived tokens, and the entities behind them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,7 @@ from marl_pool.utils.errors import InputError
 
 @dataclass(frozen=True)
 class SelectedTokens:
-    """A `Selection` among tokens that are perceived, whatever their number and order.
+    """A `Selection` among perceived tokens, whatever their number and order.
 
     Args:
         spec: the tokens of an observation.
@@ -49,9 +49,8 @@ class SelectedTokens:
     def options(self, tokens: Tokens) -> Tensor:
         """Return the options of an agent that perceives these tokens.
 
-        They are the fixed options, and the tokens that are there and of the right
-        types, where the action mask allows them. If it allows none of these, all fixed
-        options remain.
+        They are the fixed options and the present tokens of selectable types, as far as
+        the action mask allows them. If it allows none, all fixed options remain.
 
         Args:
             tokens: of batch ``(*B,)``; their action mask is ``(*B, num_fixed + N)``.
@@ -75,7 +74,7 @@ class SelectedTokens:
     def perceive(self, perceived: Tokens, origin: Tensor) -> Tokens:
         """Return perceived tokens with the action mask of their slots.
 
-        A token that the environment lacks can be selected: the agent does not know.
+        A token that the environment lacks can be selected: the agent cannot tell.
 
         Args:
             perceived: M tokens of batch ``(*B,)``, with the environment's mask
@@ -93,8 +92,8 @@ class SelectedTokens:
     def execute(self, choice: Tensor, origin: Tensor, perceived: Tokens) -> Tensor:
         """Return the environment's options for what agents chose from their perception.
 
-        Who selects a token that the environment lacks takes the first fixed option that
-        is allowed, or the first.
+        An agent that selects a token that the environment lacks takes the first fixed
+        option that is allowed, or the first if none is.
 
         Args:
             choice: ``(*B,)`` int64, options of the perceived tokens.

@@ -49,7 +49,7 @@ NEURONS: Mapping[str, Any] = {"name": "attention_neuron"}
 
 
 class SensorAgent(Agent):
-    """Base class of agents that act on the codes of a sensory layer alone."""
+    """Base class of agents that act only on the codes of a sensory layer."""
 
     recurrent = True
     sensor: MemoryPooling
@@ -58,7 +58,7 @@ class SensorAgent(Agent):
     def codes(
         self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
-        """Return the codes ``(B, T, M·D)`` and the memory; arguments as of `unroll`."""
+        """Return the codes ``(B, T, M·D)`` and the memory; arguments as in `unroll`."""
         x = self.scale_features(features, padding)
         return self.sensor.unroll(x, padding, prev_action, memory)
 
@@ -82,7 +82,7 @@ class Sensory(SensorAgent):
     Each *sensory neuron* reads one token and the previous action, with weights shared
     by all neurons and a separate memory; attention combines their messages to M codes
     that do not depend on the order of the tokens (`AttentionNeuronPooling`). The action
-    is computed from the codes alone.
+    is computed only from the codes.
 
     Source: "The Sensory Neuron as a Transformer" (Tang and Ha, 2021,
     https://arxiv.org/abs/2109.02869), section 4.1 (CartPole: 16 codes and a linear
@@ -145,9 +145,9 @@ class Sensory(SensorAgent):
 class FeedForward(Agent):
     """A multilayer perceptron with tanh on the tokens' features in their order.
 
-    The baseline without permutation invariance: each token has separate weights, so
-    that the result depends on the order of the tokens, which a shuffle destroys. It
-    accepts at most the number of tokens it was built for; missing ones are zeros.
+    The baseline without permutation invariance: each token has separate weights, so the
+    result depends on the order of the tokens, which a shuffle destroys. It accepts at
+    most the number of tokens it was built for; missing ones are zeros.
 
     Source: the FNN of "The Sensory Neuron as a Transformer" (Tang and Ha, 2021,
     https://arxiv.org/abs/2109.02869), Tables 2 and 4; tanh in every layer, also after
@@ -190,7 +190,7 @@ class FeedForward(Agent):
         prev_action: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
-        """Compute `unroll` by given layers, possibly of a population."""
+        """Compute `unroll` with the given layers, possibly a population's."""
         missing = self.missing_tokens(features.shape[-2])
         flat = self.scale_features(features, padding).flatten(-2)
         # Missing tokens are zeros, like padded ones.

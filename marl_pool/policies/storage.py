@@ -33,16 +33,17 @@ from marl_pool.options.signatures import (
 from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy, SpecifiedPolicy
+from marl_pool.pretrained import PREFIX, pretrained_path
 from marl_pool.tokens import TokenSpec
 from marl_pool.utils.errors import InputError, one_line
 from marl_pool.version import __version__
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-FETCHED = {CONFIG: JSON_BYTES, MANIFEST: JSON_BYTES, WEIGHTS: ARRAY_BYTES}
-"""Files of a policy in a repository, and the most bytes of each."""
-SPARE = 1_000_000
-"""Number of parameters that a policy may create beyond four times its file's."""
+FILE_BYTES = {CONFIG: JSON_BYTES, MANIFEST: JSON_BYTES, WEIGHTS: ARRAY_BYTES}
+"""Files of a policy in a repository, and the largest size of each in bytes."""
+SPARE_PARAMETERS = 1_000_000
+"""Parameters that a policy may create beyond four times those in its file."""
 
 
 def save_policy(policy: SpecifiedPolicy, path: str | Path) -> None:
@@ -69,7 +70,6 @@ def save_policies(
     folder = Path(path)
     make_folder(folder)
     modules = {name: policy.to_save() for name, policy in modules.items()}
-    # Describe each module by its class and options.
     config = {
         "format": FORMAT,
         "package_version": __version__,
@@ -80,7 +80,6 @@ def save_policies(
         "groups": dict(groups),
         **({} if env is None else {"env": dict(env)}),
     }
-    # Join the weights of all modules in one file.
     weights = {
         f"{name}/{key}": tensor
         for name, policy in modules.items()
@@ -116,9 +115,10 @@ def fetch_policy(name: str) -> tuple[Path, HubFolder]:
         Its folder in the cache, and its name with the commit as the revision.
 
     Raises:
-        InputError: another name, no such policy, no access, or too large a file.
+        InputError: a name of another form, no such policy, no access, or too large a
+            file.
     """
-    return fetch(HubFolder.parse(name), FETCHED, optional=(MANIFEST,))
+    return fetch(HubFolder.parse(name), FILE_BYTES, optional=(MANIFEST,))
 
 
 def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> SpecifiedPolicy:
@@ -128,8 +128,9 @@ def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> SpecifiedPo
     imported only if the caller lists it in ``plugins``.
 
     Args:
-        path: folder written by `save_policy` or by training (``RUN/policy``), or
-            ``hf://USER/NAME[@REVISION][/FOLDER]`` on the Hugging Face Hub.
+        path: folder written by `save_policy` or by training (``RUN/policy``),
+            ``pretrained=NAME``, or ``hf://USER/NAME[@REVISION][/FOLDER]`` on the
+            Hugging Face Hub.
         plugins: names ``package.module:Class`` that the file may use.
 
     Raises:
@@ -162,11 +163,10 @@ def load_modules(
         The policies by module name, and for each group the name of its module.
     """
     check_argument("path", path, str | Path)
-    folder = fetch_policy(str(path))[0] if is_hub(path) else Path(path)
+    folder = _local_folder(path)
     config = _read_config(folder)
     weights = _read_weights(folder / WEIGHTS)
     modules = {}
-    # Build each module with its own weights.
     for name, options in config.modules.items():
         module_weights = {
             key.rpartition("/")[2]: tensor
@@ -185,8 +185,16 @@ def load_env_config(path: str | Path) -> dict[str, Any] | None:
 
     It is as passed to `save_policies`; None if not recorded. See `load_policy`.
     """
-    folder = fetch_policy(str(path))[0] if is_hub(path) else Path(path)
-    return _read_config(folder).env
+    return _read_config(_local_folder(path)).env
+
+
+def _local_folder(path: str | Path) -> Path:
+    """Return the folder that a path or name stands for, downloaded if need be."""
+    if is_hub(path):
+        return fetch_policy(str(path))[0]
+    if str(path).startswith(PREFIX):
+        return pretrained_path(str(path).removeprefix(PREFIX))
+    return Path(path)
 
 
 @dataclass(frozen=True)
@@ -200,7 +208,7 @@ class _PolicyFile:
             raise InputError("modules: expected at least one, got {}")
         for name, options in self.modules.items():
             if not isinstance(options.get("class"), str):
-                raise InputError(f"module {name!r} is no policy: it has no class")
+                raise InputError(f"module {name!r} is not a policy: it has no class")
         for group, module in self.groups.items():
             if module not in self.modules:
                 raise InputError(f"group {group!r} has no module {module!r}")
@@ -277,7 +285,7 @@ def _build(
             check_sizes(option, options[option], options_of(kind))
             spaces[option] = kind(**options.pop(option))
         stored = sum(tensor.numel() for tensor in weights.values())
-        with _limit_parameters(SPARE + 4 * stored):
+        with _limit_parameters(SPARE_PARAMETERS + 4 * stored):
             policy: SpecifiedPolicy = build(
                 cls, POLICIES, "policy", SpecifiedPolicy, options, spaces
             )

@@ -48,18 +48,18 @@ class PointerInput(NamedTuple):
 
 
 ActionInput = Tensor | PointerInput
-"""Input of the action head: the pooled vector, with the tokens where they are selected.
-"""
+"""Input of the action head: the pooled vector, and the tokens if it selects them."""
 
 
 class TokenPolicy(SequencePolicy):
     r"""An actor-critic on a set of tokens, trained by PPO or cloned.
 
     Tokens are embedded, encoded and pooled to one vector (`SetNetwork`), which two
-    small networks read: the *action head*, logits of a categorical distribution for
-    each choice, and for a Box mean and log-std of a diagonal Gaussian, where [-1, 1] is
-    scaled to the bounds of the action space; the *value head*, the estimated return.
-    Several choices and a Box are independent, given the observation.
+    small networks read. The *action head* gives the logits of a categorical
+    distribution for each choice, and for a Box the mean and log-std of a diagonal
+    Gaussian, where [-1, 1] is scaled to the bounds of the action space. The *value
+    head* gives the estimated return. Several choices and a Box are independent, given
+    the observation.
 
     With ``action="select"`` the action head points at tokens. It gives a logit for each
     fixed option of a `Selection`, and a query q; the logit of the token in slot i is
@@ -80,8 +80,8 @@ class TokenPolicy(SequencePolicy):
     Source: the AdaPool paper (Brothers, 2025, https://arxiv.org/abs/2506.09215),
     section 4.3 and Tables 10, 12 and 14: two heads of three linear layers on one pooled
     vector. GELU in the heads and after the projection of the tokens, and a log-std that
-    depends on the observation, clamped to [-1, 1], are from the published code. With
-    equal weights a test holds logits and values to the published ones within 1e-12.
+    depends on the observation, clamped to [-1, 1], are from the published code. A test
+    checks that with equal weights, logits and values are within 1e-12 of its results.
 
     Example:
         >>> policy = make_policy(spec, action_space, pooling="ada")
@@ -116,6 +116,8 @@ class TokenPolicy(SequencePolicy):
     """Lower limits of the logits, ``(L,)``; ``highest_logits``: the upper. Both are
     empty without a Box."""
     highest_logits: Tensor
+    network_options: dict[str, Any]
+    """Options of the set network, which a saved policy records."""
 
     def __init__(
         self,
@@ -136,8 +138,7 @@ class TokenPolicy(SequencePolicy):
         token_dropout: Probability = 0.0,
         seed: int | None = None,
     ) -> None:
-        # Options of the set network, which a saved policy records.
-        network: dict[str, Any] = {
+        network_options: dict[str, Any] = {
             "encoder": dict(encoder),
             "pooling": dict(pooling),
             "type_embedding": type_embedding,
@@ -147,12 +148,12 @@ class TokenPolicy(SequencePolicy):
         super().__init__(
             spec,
             action_space,
-            **network,
+            **network_options,
             head_hidden=list(head_hidden),
             activation=activation,
             trunk=trunk,
             log_std_range=list(log_std_range),
-            # Files of policies that select nothing need not know of it.
+            # Omitted from the files of policies that select nothing.
             **({"action": action} if action != "head" else {}),
         )
         if not log_std_range[0] < log_std_range[1]:
@@ -162,6 +163,7 @@ class TokenPolicy(SequencePolicy):
             )
         self.noise_size = self.actions.noise_size
         self.activation = activation
+        self.network_options = network_options
         # Choices and means have no limits.
         count = 0 if self.actions.integral else self.actions.num_options
         bounds = zip((-torch.inf, torch.inf), log_std_range, strict=True)
@@ -171,7 +173,7 @@ class TokenPolicy(SequencePolicy):
             limits = torch.cat([self.low.new_full((count,), mean), *parts])
             self.register_buffer(name, limits, persistent=False)
         # One set network, or one for each head.
-        network |= {
+        network = network_options | {
             "action_dim": self.actions.dim,
             "dropout": dropout,
             "token_dropout": token_dropout,
@@ -298,7 +300,7 @@ class TokenPolicy(SequencePolicy):
             return torch.cat([logits[..., :fixed], scores], -1)
         if self.actions.integral:
             return logits
-        # One operation, several times as fast as to clamp the log-stds apart.
+        # One operation, several times as fast as clamping the log-stds alone.
         return logits.clamp(self.lowest_logits, self.highest_logits)
 
     @override

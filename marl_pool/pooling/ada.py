@@ -65,7 +65,7 @@ class AdaPooling(Pooling):
             dropped, and that a feature of the attention's result is; in [0, 1).
 
     Raises:
-        UnfitTokensError: when called, a position beyond the tokens given.
+        UnfitTokensError: when called with too few tokens for a query position.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class AdaPooling(Pooling):
     ) -> None:
         super().__init__(dim)
         validate_heads("pooling.num_heads", num_heads, dim)
-        # The plainest call, of vectors without types, takes their mean.
+        # Called with vectors alone, without types, the default query is their mean.
         self.mean_without_types = query is None
         self.added_without_types = residual is True
         if query is None:
@@ -152,12 +152,12 @@ class AdaPooling(Pooling):
                 "AdaPooling: types: expected the tokens' types for query='self', got "
                 "None; query='mean' needs none"
             )
-        # Where no self token is left, all tokens present take its place.
+        # Without a self token, all tokens present take its place.
         self_tokens = present & (types == SELF_TYPE)
         return _mean(x, self_tokens | (present & ~self_tokens.any(1, keepdim=True)))
 
 
 def _mean(x: Tensor, included: Tensor) -> Tensor:
-    """Return the mean of the chosen vectors, zero where none is."""
+    """Return the mean of the included vectors, zero where there are none."""
     mask = included.to(x.dtype)
     return (mask[:, None] @ x)[:, 0] / mask.sum(1, keepdim=True).clamp(min=1)

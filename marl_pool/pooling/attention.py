@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from marl_pool.encoders.transformer import AttentionBlock
 from marl_pool.kernels.attention import AttentionScale, validate_heads
-from marl_pool.kernels.functional import masked_softmax
+from marl_pool.kernels.functional import masked_softmax, split_heads
 from marl_pool.options.types import (
     Extent,
     PositiveFloat,
@@ -44,7 +44,7 @@ class ClsPooling(Pooling):
 
 
 class PMAPooling(Pooling):
-    r"""Attention from k learned seeds to the set, their results concatenated.
+    r"""Attention from k learned seeds to the set, with concatenated results.
 
     .. math::
         \mathrm{PMA}_k(X) = \mathrm{MAB}(S, \mathrm{rFF}(X)), \qquad
@@ -101,7 +101,7 @@ class PMAPooling(Pooling):
 
     @override
     def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
-        """Return the attention weights, their mean over seeds, ``(B, heads, N)``."""
+        """Return the attention weights, averaged over seeds, ``(B, heads, N)``."""
         x, padding, _ = self.prepare(x, padding, types)
         attention = self.block.attention
         return attention.weights(self._seeds(x), self.feedforward(x), padding).mean(2)
@@ -111,7 +111,7 @@ class PMAPooling(Pooling):
 
 
 class GatedAttentionPooling(Pooling):
-    r"""Weighted mean, with a score of each vector from a gated layer.
+    r"""Weighted mean, with scores of the vectors from a gated layer.
 
     .. math::
         y = \sum_i a_i x_i, \qquad
@@ -206,7 +206,7 @@ class HopfieldPooling(Pooling):
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         stored = self.to_key(self.norm_stored(x))
         weights = self._retrieve(stored, padding)
-        values = self._split_heads(self.to_value(stored))
+        values = split_heads(self.to_value(stored), self.num_heads)
         return self.to_out((weights @ values).flatten(1))
 
     @override
@@ -218,9 +218,9 @@ class HopfieldPooling(Pooling):
 
     def _retrieve(self, stored: Tensor, padding: Mask) -> Tensor:
         """Return the weights ``(B, heads, 1, N)`` after all updates."""
-        keys = self._split_heads(stored)
+        keys = split_heads(stored, self.num_heads)
         state = self.to_query(self.norm_state(self.learned_query.to(stored.dtype)))
-        state = self._split_heads(state.expand(stored.shape[0], 1, -1))
+        state = split_heads(state.expand(stored.shape[0], 1, -1), self.num_heads)
         # Move the state towards the stored patterns, then retrieve.
         for _ in range(self.num_updates):
             state = self._attend(state, keys, padding) @ keys
@@ -229,6 +229,3 @@ class HopfieldPooling(Pooling):
     def _attend(self, state: Tensor, keys: Tensor, padding: Mask) -> Tensor:
         ignore = None if padding is None else padding[:, None, None]
         return masked_softmax(state @ keys.mT * self.beta, ignore)
-
-    def _split_heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

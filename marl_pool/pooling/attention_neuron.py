@@ -1,4 +1,4 @@
-"""AttentionNeuron: fixed queries attend to tokens that are sensory neurons."""
+"""AttentionNeuron: fixed queries that attend to sensory neurons, one per token."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -29,7 +29,7 @@ from marl_pool.utils.errors import InputError
 
 
 class AttentionNeuronPooling(MemoryPooling):
-    r"""M codes, each a sum over the tokens with weights from keys with a memory.
+    r"""M codes, each a sum over the tokens, weighted by keys with a memory.
 
     .. math::
         k_t^i = f_k(o_t^i, a_{t-1}), \qquad
@@ -40,20 +40,21 @@ class AttentionNeuronPooling(MemoryPooling):
     previous action, by an LSTM whose state belongs to the token, or from frames stacked
     in its features: the frame itself if there is one, else the differences of
     consecutive frames. Its value is the reading :math:`o_t^i`. Q is a fixed table of
-    sinusoids, a row for each code, so the codes have an order, and the order of the
-    tokens may change even within an episode. A token that is padded for some steps (a
-    failed sensor) keeps its memory.
+    sinusoids, a row for each code. So the codes have an order; the tokens may change
+    theirs even within an episode. A token that is padded for some steps (a failed
+    sensor) keeps its memory.
 
-    Shapes: ``(B, T, N, D)`` to ``(B, T, M D)`` by `unroll`; called like any head,
-    ``(B, N, D)`` to ``(B, M D)``. Zero for an empty set.
+    Shapes: ``(B, T, N, D)`` to ``(B, T, M D)`` by `unroll`; when called, ``(B, N, D)``
+    to ``(B, M D)``. Zero for an empty set.
 
     Source: Tang and Ha (2021), *The Sensory Neuron as a Transformer*,
     https://arxiv.org/abs/2109.02869, equations 1 and 2, sections 3.2 and 3.3, and the
     published code, whose CartPole layer has neither the scale nor biases, and whose
-    vector layers apply a tanh to the codes (``squash``) that equation 2 lacks. Only
-    here: a hidden layer of the feed-forward key, and initial weights for gradients,
-    which vanish where all scores are small: projected queries start with unit variance
-    and projected keys with ``key_gain ** 2`` times the mean square of their input.
+    vector layers apply a tanh to the codes (``squash``) that equation 2 lacks. Added
+    here: a hidden layer of the feed-forward key, and larger initial weights, since
+    gradients vanish where all scores are small: projected queries start with unit
+    variance and projected keys with ``key_gain ** 2`` times the mean square of their
+    input.
 
     Example:
         >>> pool = AttentionNeuronPooling(1, num_codes=16, action_dim=2)
@@ -113,7 +114,7 @@ class AttentionNeuronPooling(MemoryPooling):
             )
         if memory == "lstm" and frames > 1:
             raise InputError(
-                "pooling.frames: an LSTM reads one frame after the other; expected 1, "
+                "pooling.frames: an LSTM reads one frame at a time; expected 1, "
                 f"got {frames}"
             )
         if memory == "lstm" and not key_units:
@@ -123,7 +124,7 @@ class AttentionNeuronPooling(MemoryPooling):
         self.num_codes, self.frames, self.squash = num_codes, frames, squash
         self.activation, self.expected_tokens = activation, expected_tokens
         self.scale = message_dim**-0.5 if scale else 1.0
-        # Frames are read as differences from their predecessors.
+        # Stacked frames are read as differences of consecutive ones.
         reading_dim = dim if frames == 1 else dim - dim // frames
         width, recurrent = reading_dim + action_dim, memory == "lstm"
         # Keys come from an LSTM for each token, a hidden layer or the readings.
@@ -137,7 +138,7 @@ class AttentionNeuronPooling(MemoryPooling):
         nn.init.normal_(self.key.weight, std=key_gain * self.key.in_features**-0.5)
         for part in (self.query, self.key) if bias else ():
             nn.init.zeros_(part.bias)
-        # Queries come from fixed encodings of the codes' numbers.
+        # Queries come from fixed encodings of the codes' indices.
         self.table: Tensor
         table = sinusoids(num_codes, position_dim)
         self.register_buffer("table", table, persistent=False)
@@ -159,7 +160,7 @@ class AttentionNeuronPooling(MemoryPooling):
     def attention_weights(
         self, x: Tensor, padding: Mask, prev_actions: Tensor, memory: Memory
     ) -> Tensor:
-        """Return absolute weights, normalized to sum 1 for each code, ``(B, M, N)``."""
+        """Return absolute weights, each code's normalized to sum 1, ``(B, M, N)``."""
         folded = self.fold()
         keys, _ = self._keys(folded, x, padding, prev_actions, memory)
         sizes = self._attend(folded, keys, padding)[:, -1].transpose(-1, -2).abs()
@@ -169,8 +170,8 @@ class AttentionNeuronPooling(MemoryPooling):
     def fold(self, parameters: Mapping[str, Tensor] | None = None) -> "FoldedWeights":
         """Combine weights whose products do not depend on the input.
 
-        ``parameters`` are a population's by name, ``(P, …)`` each; None for the layer's
-        own.
+        ``parameters`` are a population's, ``(P, …)`` each, by name; None for this
+        layer's.
         """
         weights = dict(self.named_parameters()) if parameters is None else parameters
         # From readings to keys: the LSTM, the hidden layer, or neither.
@@ -199,8 +200,7 @@ class AttentionNeuronPooling(MemoryPooling):
         prev_actions: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
-        """Compute `unroll` with weights from `fold`, all with or without P first."""
-        # Keys with a memory, weights of the tokens for each code, codes.
+        """Compute `unroll` with weights from `fold`; all may have a leading P."""
         keys, memory = self._keys(folded, x, padding, prev_actions, memory)
         weights = self._attend(folded, keys, padding)
         if self.dim == 1:  # many times faster than products with one column each
@@ -285,7 +285,7 @@ def _run_cell(
     gates: Layer, inputs: Tensor, padding: Mask, memory: Memory
 ) -> tuple[Tensor, Memory]:
     """Run an LSTM for each token of ``(B, T, N, I)``; padded ones keep their memory."""
-    # Training takes a kernel with an efficient gradient.
+    # In training, use a kernel with an efficient gradient.
     if torch.is_grad_enabled() and not is_transformed() and inputs.dim() == 4:
         return _run_cell_with_gradient(gates, inputs, padding, memory)
     hidden, state = memory

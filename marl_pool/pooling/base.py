@@ -14,7 +14,7 @@ from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
 
 Memory = Any
-"""A pytree of tensors ``(B, …)``; () if there is nothing to remember."""
+"""A pytree of tensors ``(B, …)``; () for a head without a memory."""
 Inputs = tuple[Tensor, Mask, Types]
 """Vectors of a set, their padding and their types."""
 NO_TYPE = -1
@@ -26,10 +26,10 @@ class Pooling(nn.Module, ABC):
 
     A subclass takes ``dim`` and keyword options, calls ``super().__init__(dim)`` and
     implements `forward`. Calling a head validates the shapes and sets padded vectors to
-    zero first, so `forward` contains only the mathematics. What stands under padding
-    never matters, a masked set gives the result of the physically shorter one, and an
-    empty set a finite result and gradient; tests hold this of every registered head.
-    Inside a policy, weights are initialized again; see
+    zero first, so `forward` contains only the mathematics. The content of padded slots
+    never matters, a padded set gives the same result as the shorter set without the
+    padding, and an empty set gives a finite result and gradient; tests check this for
+    every registered head. A policy re-initializes the weights; see
     `marl_pool.networks.set_network.init_weights`.
 
     Example:
@@ -52,8 +52,8 @@ class Pooling(nn.Module, ABC):
             set, for heads such as `ClsPooling`; perturbations never reach them.
         permutation_invariant: True if the order of the vectors does not matter. Options
             may decide it, so ask the instance, not the class.
-        keeps_initial_weights: True if a policy must not initialize the weights again,
-            for heads whose signal passes through several layers; see `Encoder`.
+        keeps_initial_weights: True if a policy must not re-initialize the weights, as
+            in heads whose signal passes through several layers; see `Encoder`.
     """
 
     permutation_invariant: bool = True
@@ -97,7 +97,7 @@ class Pooling(nn.Module, ABC):
         return None
 
     def prepend(self, x: Tensor, padding: Mask = None, types: Types = None) -> Inputs:
-        """Put the extra tokens, unpadded and of type -1, before the set."""
+        """Prepend the extra tokens, unpadded and of type -1, to the set."""
         if not self.extra_tokens:
             return x, padding, types
         extra = self.tokens.to(x.dtype).expand(x.shape[0], -1, -1)
@@ -146,10 +146,10 @@ class Pooling(nn.Module, ABC):
 class MemoryPooling(Pooling):
     """Base class of heads that also read the previous action and may have a memory.
 
-    Called like any head, it pools the first set of an episode, with an initial memory
-    and zeros as the previous action. A policy calls `unroll` instead, and carries the
-    memory from step to step. A padded token keeps its memory, which starts again with
-    an episode and for an agent that appears in one.
+    Called like any other head, it pools the first set of an episode, with an initial
+    memory and zeros as the previous action. A policy calls `unroll` instead, and
+    carries the memory from step to step. A padded token keeps its memory. The memory is
+    reset at the start of an episode, and for an agent that appears during one.
 
     Args:
         action_dim: A, the width of the previous action; 0 where there is none.
@@ -167,7 +167,7 @@ class MemoryPooling(Pooling):
     def unroll(
         self, x: Tensor, padding: Mask, prev_actions: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
-        """Pool T sets to ``(B, T, dim_out)``; return the memory after the last one too.
+        """Pool T sets to ``(B, T, dim_out)``; also return the memory after the last.
 
         Args:
             x: ``(B, T, N, D)``, zero under padding.

@@ -11,7 +11,7 @@ from marl_pool.utils.errors import InputError
 
 EPS = 1e-6
 """Lower bound of relative distances, where a power still has a gradient; and of the
-features with ``shift=False``, as published."""
+features themselves with ``shift=False``, as published."""
 
 
 class MaxPooling(Pooling):
@@ -81,7 +81,8 @@ class SumPooling(Pooling):
     .. math::
         y = \sum_{i=1}^N x_i
 
-    The norm grows with the number of tokens, beyond that in training.
+    The norm grows with the number of tokens, so larger sets than in training give
+    larger results.
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
@@ -154,7 +155,7 @@ class PowerMeanPooling(Pooling):
     def _pool(self, x: Tensor, padding: Mask) -> Tensor:
         hidden = None if padding is None else padding[..., None]
         tiny, largest = torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).max
-        # Halve the features, so that no difference of two finite ones overflows.
+        # Halve the features, so that no difference overflows.
         half = x / 2
         least = torch.zeros_like(half[:, :1])
         # Shift the features to at least 0; otherwise clamp them there.
@@ -164,8 +165,8 @@ class PowerMeanPooling(Pooling):
         distance = (half - least).clamp(min=tiny if self.shift else EPS / 2)
         if hidden is not None:
             distance = distance.masked_fill(hidden, 0.0)
-        # The mean is homogeneous. In units of the largest distance no power overflows,
-        # and as the unit cancels it needs no gradient.
+        # The mean is homogeneous: in units of the largest distance no power overflows,
+        # and since the unit cancels, it needs no gradient.
         unit = distance.detach().amax(1, keepdim=True).clamp(min=tiny)
         ratio = (distance / unit).clamp(min=EPS)
         p = self.p.to(x.dtype)
@@ -173,7 +174,7 @@ class PowerMeanPooling(Pooling):
         weights = uniform_weights(x, padding)[..., None]
         mean = (ratio**p * weights).sum(1, keepdim=True).clamp(min=tiny)
         rise = unit * mean ** (1 / p)
-        # Twice the half, in an order in which no partial sum overflows.
+        # Undo the halving, in an order in which no partial sum overflows.
         return (least + rise + least + rise)[:, 0]
 
 

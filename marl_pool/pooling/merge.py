@@ -1,4 +1,4 @@
-"""Token merging: the two most similar vectors become one, until one is left."""
+"""Token merging: the two most similar vectors become one, until one remains."""
 
 import torch
 from torch import Tensor
@@ -17,11 +17,11 @@ class MergePooling(Pooling):
         (i, j) = \arg\max_{i \ne j} \frac{x_i \cdot x_j}{|x_i|\,|x_j|}, \qquad
         x_i \leftarrow \frac{x_i + x_j}{2}, \quad \text{drop } x_j
 
-    N - 1 times. A merged vector counts as one, however many it was made of: many
-    similar distractors soon weigh no more than a single unusual vector. The choice of
-    the pair has no gradient. Among pairs of equal similarity the content decides: the
-    set is sorted first, so that the result is permutation invariant. Cost: N - 1 rounds
-    of O(N²) similarities.
+    N - 1 times. A merged vector counts as one, however many it contains: many similar
+    distractors soon weigh no more than a single unusual vector. The choice of the pair
+    has no gradient. Ties in similarity are broken by content: the set is sorted first,
+    so that the result is permutation invariant. Cost: N - 1 rounds of O(N²)
+    similarities.
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
@@ -33,7 +33,7 @@ class MergePooling(Pooling):
 
     @override
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
-        # Sort the set, so that ties are resolved by content and not by position.
+        # Break ties by content, not by position.
         order = lexicographic_order(x)
         x = x.gather(1, order[..., None].expand_as(x))
         alive = torch.ones_like(x[..., 0], dtype=torch.bool)
@@ -42,15 +42,15 @@ class MergePooling(Pooling):
         count, slots = x.shape[1], torch.arange(x.shape[1], device=x.device)
         off_diagonal = ~torch.eye(count, dtype=torch.bool, device=x.device)
         for _ in range(count - 1):
-            # Find the most similar pair among the vectors that are left.
+            # Find the most similar pair among the remaining vectors.
             allowed = alive[:, :, None] & alive[:, None, :] & off_diagonal
-            # A zero vector has the similarity 0.
+            # `normalize` gives a zero vector a similarity of 0.
             unit = torch.nn.functional.normalize(x.detach(), dim=-1)
             similarity = (unit @ unit.mT).masked_fill(~allowed, -torch.inf)
             best = similarity.flatten(1).argmax(1, keepdim=True)
             first, second = best // count, best % count
-            # Put the mean into the first one's slot and drop the second one, in sets
-            # that have more than one vector.
+            # In sets of more than one vector, put the mean into the first one's slot
+            # and drop the second.
             unfinished = alive.sum(1, keepdim=True) > 1
             kept = (slots == first) & unfinished
             dropped = (slots == second) & unfinished
@@ -58,7 +58,7 @@ class MergePooling(Pooling):
             mean = (pair[:, None] @ x) / 2
             x = torch.where(kept[..., None], mean, x)
             alive = alive & ~dropped
-        # A single vector is left, in any slot; an empty set gives zeros.
+        # A single vector remains, in any slot; an empty set gives zeros.
         return (alive.to(x.dtype)[:, None] @ x)[:, 0]
 
 
@@ -71,12 +71,12 @@ def lexicographic_order(x: Tensor) -> Tensor:
     x = x.detach()
     order = x[..., 0].argsort(dim=1)
     if not is_transformed() and may_read(x):
-        # One feature mostly suffices. A function transform does not allow the test, and
+        # One feature usually suffices. Function transforms do not allow this test, and
         # on a GPU it costs more than the sorts.
         first = x[..., 0].gather(1, order)
         if not (first[:, 1:] == first[:, :-1]).any():
             return order
-    # Stable sorts, from the least to the most important feature.
+    # Stable sorts, from the least to the most significant feature.
     for feature in reversed(x.unbind(-1)):
         order = order.gather(1, feature.gather(1, order).argsort(dim=1, stable=True))
     return order

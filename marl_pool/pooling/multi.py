@@ -1,4 +1,4 @@
-"""Several heads on the same set."""
+"""Several pooling heads on the same set."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,13 +15,13 @@ from marl_pool.utils.errors import InputError
 
 
 class MultiPooling(Pooling):
-    r"""Several heads on the same set, their results concatenated.
+    r"""Several heads on the same set, with concatenated results.
 
     .. math::
         y = [\mathrm{pool}_1(X); \dots; \mathrm{pool}_H(X)]
 
-    If heads have extra tokens, all of these pass through the encoder together; each
-    head then reads its own and not the others'.
+    The extra tokens of all heads pass through the encoder together; each head then
+    reads only its own.
 
     Shapes: ``(B, N, D)`` to ``(B, P_1 + … + P_H)``.
 
@@ -29,8 +29,8 @@ class MultiPooling(Pooling):
     Aggregation*, https://arxiv.org/abs/2004.05718.
 
     Args:
-        heads: ``{"name": …, **options}`` each, of registered or custom heads;
-            heads with a memory are not supported.
+        heads: registered or custom heads, ``{"name": …, **options}`` each; heads with a
+            memory are not supported.
         num_tokens: N, for heads that need it.
         has_self: True if the tokens include the observer's own.
     """
@@ -63,7 +63,7 @@ class MultiPooling(Pooling):
             raise InputError(
                 f"pooling.heads: expected mappings with a name, got {part!r}"
             )
-        # Pass what the head's class takes of the context.
+        # `build` passes on what the head's constructor takes of the context.
         context: dict[str, Any] = {"dim": dim, "has_self": has_self}
         if num_tokens is not None:
             context["num_tokens"] = num_tokens
@@ -91,7 +91,7 @@ class MultiPooling(Pooling):
             weights = head.weights(*inputs)
             if weights is None:
                 return None
-            # From the head's own input to the whole one: other heads' tokens have 0.
+            # From the head's input to the whole one: other heads' tokens get 0.
             full = weights.new_zeros(*weights.shape[:2], x.shape[1])
             full[..., slots] = weights
             head_weights.append(full)

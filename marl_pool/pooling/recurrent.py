@@ -1,4 +1,4 @@
-"""Heads with an LSTM, which reads the set in its order or queries it."""
+"""Heads with an LSTM, which reads the set in order or queries it."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from marl_pool.tokens import Mask, Types
 
 
 class LSTMPooling(Pooling):
-    r"""Last hidden state of an LSTM that reads the vectors in their order.
+    r"""Last hidden state of an LSTM that reads the vectors in order.
 
     .. math::
         (i, f, o, u) = W x_t + R h_{t-1} + b, \qquad
@@ -41,7 +41,7 @@ class LSTMPooling(Pooling):
     @override
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         hidden = cell = x.new_zeros(x.shape[0], self.dim_out)
-        # The input's part of all gates is one product; only the state's is sequential.
+        # The inputs' share of all gates is one product; only the state's is sequential.
         for slot, gates in enumerate(self.on_input(x).unbind(1)):
             gates = gates + self.on_state(hidden)
             new_hidden, new_cell = _lstm_step(gates, cell)

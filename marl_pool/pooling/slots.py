@@ -17,8 +17,8 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 class SlotPooling(Pooling):
     """Base class of heads with separate weights for each of N slots.
 
-    They depend on the order. A set with fewer slots than N is read as if the missing
-    last ones were padding; one with more raises an `UnfitTokensError`.
+    They depend on the order. A set with fewer than N slots is read as if padded at the
+    end; one with more raises an `UnfitTokensError`.
 
     Args:
         num_tokens: N, the largest number of slots.
@@ -65,11 +65,12 @@ class FlattenPooling(SlotPooling):
 
 
 class CNNPooling(SlotPooling):
-    """Convolutions over N vectors in rows on the smallest square grid.
+    """Convolutions over N vectors, laid out row by row on the smallest square grid.
 
-    Each vector passes one ReLU layer, which for image patches is a convolution whose
-    stride is the patch; then come 3 × 3 convolutions of stride 2 and one linear layer,
-    each with ReLU. A control, and a teacher of agents that do not know the order.
+    Each vector passes through one ReLU layer, which for image patches is a convolution
+    whose stride is the patch size; 3 × 3 convolutions of stride 2 and one linear layer
+    follow, each with ReLU. A control, and a teacher for agents that do not know the
+    order.
 
     Shapes: ``(B, N, D)`` to ``(B, width)``; see `SlotPooling` for smaller sets.
 
@@ -92,10 +93,10 @@ class CNNPooling(SlotPooling):
         if not channels:
             raise InputError("pooling.channels: expected widths of at least 1, got []")
         self.dim_out = width
-        # Tokens fill a square picture, slot by slot.
+        # Tokens fill a square grid, slot by slot.
         self.side = side = math.isqrt(num_tokens - 1) + 1
         self.embed = nn.Linear(dim, channels[0])
-        # Each convolution halves the picture.
+        # Each convolution halves the grid's side.
         self.convolutions = nn.ModuleList()
         for pair in pairwise(channels):
             self.convolutions.append(nn.Conv2d(*pair, 3, stride=2, padding=1))
@@ -107,7 +108,7 @@ class CNNPooling(SlotPooling):
 
     @override
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
-        # Fill the grid with zeros, as padded slots are.
+        # Fill the rest of the grid with zeros, like padded slots.
         missing = self.side * self.side - x.shape[1]
         x = nn.functional.pad(x, (0, 0, 0, missing))
         grid = self.embed(x).relu().transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Statistics of each feature, robust ones among them, and their combination by PNA."""
+"""Statistics of each feature, some of them robust, and their combination in PNA."""
 
 from collections.abc import Sequence
 from math import log
@@ -82,14 +82,14 @@ class QuantilePooling(Pooling):
     stays within the range of the majority, however extreme fewer than half of the
     tokens are. Only the tokens at the quantile get a gradient.
 
-    Shapes: ``(B, N, D)`` to ``(B, Q D)``, the quantiles one after the other; zero for
-    an empty set.
+    Shapes: ``(B, N, D)`` to ``(B, Q D)``, one quantile after the other; zero for an
+    empty set.
 
     Source: ``QuantileAggregation`` of PyTorch Geometric; interpolated as by
     ``torch.quantile``.
 
     Args:
-        levels: Q levels from 0, the minimum, to 1, the maximum.
+        levels: Q levels between 0, the minimum, and 1, the maximum.
     """
 
     def __init__(self, dim: Extent, *, levels: Sequence[UnitInterval] = (0.5,)) -> None:
@@ -102,7 +102,7 @@ class QuantilePooling(Pooling):
     @override
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         ordered, count = _sort(x, padding), _count(x, padding)
-        # In double precision, as the position of a token is a number of many digits.
+        # In double precision, since a position between tokens needs many digits.
         last = (count - 1).clamp(min=0).double()
         quantiles = [_at(ordered, level * last) for level in self.levels]
         return torch.cat(quantiles, dim=1).masked_fill((count == 0)[:, None], 0.0)
@@ -165,7 +165,7 @@ class PNAPooling(Pooling):
 
     Args:
         aggregators: names from mean, max, min and std.
-        scalers: names from identity, amplification and attenuation, the lines of the
+        scalers: names from identity, amplification and attenuation, the rows of the
             first bracket.
         avg_log_size: δ, the mean of log(N + 1) over the training sets; by default
             log(N + 1) of a set without padding.

@@ -25,7 +25,7 @@ GOLDEN = -7046029254386353131
 
 
 class VisionNeuronPooling(MemoryPooling):
-    r"""M codes, each a mean over image patches with weights from frame differences.
+    r"""M codes, each a mean over image patches, weighted by frame differences.
 
     .. math::
         m = \mathrm{LN}\left(\mathrm{relu}\left(\mathrm{softmax}\left(
@@ -35,26 +35,26 @@ class VisionNeuronPooling(MemoryPooling):
     of consecutive frames and the previous action; its value is the frames, each
     normalized. Q is a fixed table of sinusoids, one row for each code. The result does
     not depend on the order of the patches, which may even change within an episode.
-    Whatever is added to all keys alike cancels in the softmax: the previous action and
-    the keys' bias have no effect and only exist for the published weights.
+    Whatever is added equally to all keys cancels in the softmax: the previous action
+    and the keys' bias have no effect, and exist only for the published weights.
 
     With ``patch_convolutions`` the patches are larger, square images. A small CNN,
     shared by all patches, reads the frames as channels; a linear layer with ReLU on its
     output gives an embedding of width ``patch_dim``, which is both key and value.
 
-    An image has few different patches. `unique_patches` finds and counts them; with
-    these counts the result is the same and several times as fast.
+    An image has few distinct patches. `unique_patches` finds and counts them; with
+    these counts the result is the same, several times as fast.
 
-    Shapes: ``(B, T, N, D)`` to ``(B, T, M V)`` by `unroll`; called like any head,
-    ``(B, N, D)`` to ``(B, M V)``.
+    Shapes: ``(B, T, N, D)`` to ``(B, T, M V)`` by `unroll`; when called, ``(B, N, D)``
+    to ``(B, M V)``.
 
     Source: Tang and Ha (2021), *The Sensory Neuron as a Transformer*,
     https://arxiv.org/abs/2109.02869, equation 2, sections 3.2 and 4.3, and the
-    published code, which has ``affine`` for Pong and not for CarRacing. Only here: the
+    published code, which has ``affine`` for Pong and not for CarRacing. Added here: the
     gains of torch's initial weights, since frame differences are mostly zero and
     without gains all attention weights stay equal; and the CNN on a patch, whose first
-    weights are four times torch's own with biases by which an even ``GRAY`` gives zero,
-    so that small differences from the background are seen.
+    weights are four times torch's, with biases by which a uniform ``GRAY`` gives zero,
+    so that small differences from the background are visible.
 
     Args:
         dim: D, the width of the vectors: F frames of D / F pixels.
@@ -68,7 +68,7 @@ class VisionNeuronPooling(MemoryPooling):
         key_gain: gain of the initial weights from frame differences to keys.
         query_gain: gain of the initial weights of the queries.
         patch_convolutions: (channels, kernel, stride) of each layer of the CNN on a
-            patch; none for the published linear layers.
+            patch; empty for the published linear layers.
         patch_dim: width of the CNN's embedding.
         action_dim: A, the width of the previous action.
     """
@@ -106,7 +106,7 @@ class VisionNeuronPooling(MemoryPooling):
         key_dim, source_dim = dim - pixels, dim
         if patch_convolutions:
             key_dim = source_dim = patch_dim
-        # Constructed in the order of the published weights.
+        # In the order of the published weights.
         self.query = nn.Linear(position_dim, message_dim)
         self.key = nn.Linear(key_dim + action_dim, message_dim)
         self.value = nn.Linear(source_dim, value_dim)
@@ -122,14 +122,14 @@ class VisionNeuronPooling(MemoryPooling):
         with torch.no_grad():
             self.query.weight.mul_(query_gain)
             self.key.weight[:, :key_dim].mul_(key_gain)
-        # Fixed encodings of the codes' numbers.
+        # Fixed encodings of the codes' indices.
         self.table: Tensor
         table = sinusoids(num_codes, position_dim)
         self.register_buffer("table", table, persistent=False)
 
     @override
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
-        return ()  # the frames in a patch are all it has of the past
+        return ()  # the past is in the frames of a patch
 
     @override
     def unroll(
@@ -143,15 +143,14 @@ class VisionNeuronPooling(MemoryPooling):
         """Pool T sets of patches, pixels in [0, 1]; see `MemoryPooling.unroll`.
 
         ``counts``, ``(B, T, N)``, is the multiplicity of each patch, 0 for an empty
-        slot; None if each is there once.
+        slot; None if each occurs once.
         """
-        # Keys and values of the patches; how often a patch is there biases its scores.
+        # The multiplicity of a patch is a bias of its scores.
         bias, ignore = _score_bias(padding, counts, x.dtype)
         key_inputs, value_inputs = self._split_frames(x)
         values = self.value(value_inputs)
         if ignore is not None:  # an empty set gives zero
             values = values.masked_fill(ignore[..., None], 0.0)
-        # Each code is a mean of the values, normalized.
         weights = self._attend(key_inputs, prev_actions, bias)
         codes = weights.transpose(-1, -2) @ values
         return self.code_norm(codes.relu()).flatten(-2), memory
@@ -240,7 +239,7 @@ def make_convolutions(
         channels: channels of the image.
         side: width and height of the image.
         convolutions: the layers.
-        option: name of the option with the layers, for the message.
+        option: name of the option that lists the layers, for error messages.
 
     Returns:
         The modules, and the width of the flat result.
@@ -261,9 +260,9 @@ def make_convolutions(
 def _score_bias(
     padding: Mask, counts: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return what to add to each patch's scores, and the slots without a patch.
+    """Return the bias of each patch's scores, and the slots without a patch.
 
-    A patch that is there c times has c times the weight in a softmax: log c is added.
+    A patch that occurs c times has c times the weight in a softmax: log c is added.
     """
     ignore, bias = padding, None
     if counts is not None:
@@ -273,15 +272,15 @@ def _score_bias(
         return bias, None
     if bias is None:
         bias = torch.zeros_like(ignore, dtype=dtype)
-    # Finite, so that an empty set has no NaN, and with room for the score added to it.
+    # Finite, so that an empty set gives no NaN, with room for the score added to it.
     return bias.masked_fill(ignore, torch.finfo(dtype).min / 2), ignore
 
 
 def unique_patches(features: Tensor, padding: Mask = None) -> tuple[Tensor, Tensor]:
-    """Find the different patches of each image and count them.
+    """Find and count the distinct patches of each image.
 
-    They come in the order of a hash, whatever the order of the image's patches was. A
-    collision is rare, and lists a patch twice, with counts that add up.
+    They are in the order of a hash, whatever the order of the image's patches. A hash
+    collision is rare, and may list a patch more than once, with counts that add up.
 
     Args:
         features: ``(*B, N, F)`` uint8.
@@ -289,7 +288,7 @@ def unique_patches(features: Tensor, padding: Mask = None) -> tuple[Tensor, Tens
 
     Returns:
         Patches ``(*B, K, F)`` uint8 and their counts ``(*B, K)`` int64, 0 in unused
-        slots. K is the largest number of different patches in an image, at least 1.
+        slots. K is the largest number of distinct patches in an image, at least 1.
     """
     *batch, num_tokens, width = features.shape
     words = _to_words(features.reshape(-1, num_tokens, width))
@@ -305,7 +304,7 @@ def unique_patches(features: Tensor, padding: Mask = None) -> tuple[Tensor, Tens
 
 
 def _group_equal(words: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, int]:
-    """Return indices that sort patches by content, each sorted one's group, and K.
+    """Return indices that sort patches by hash, the groups of sorted patches, and K.
 
     Groups of equal patches are numbered from 0 to K - 1; padding has the number K.
     """
@@ -339,7 +338,7 @@ def _gather_rows(words: Tensor, index: Tensor) -> Tensor:
 
 
 def _to_words(features: Tensor) -> Tensor:
-    """View bytes ``(B, N, F)`` as int64 ``(B, N, W)``, filled up with zeros."""
+    """View bytes ``(B, N, F)`` as int64 ``(B, N, W)``, zero-padded."""
     features = pad(features, (0, -features.shape[-1] % WORD)).contiguous()
     if features.storage_offset() % WORD:
         features = features.clone()

@@ -15,7 +15,7 @@ from marl_pool.options import names
 FOLDER = Path(__file__).parent
 CONFIG, CARD = "config.json", "card.json"
 PREFIX = "pretrained="
-"""Beginning of a source that is the name of a pretrained policy and no folder."""
+"""Start of a source that names a pretrained policy instead of a folder."""
 
 
 def pretrained_names() -> list[str]:

@@ -17,7 +17,7 @@ from marl_pool.utils.text import cell, uncell
 ITERATION = "iteration"
 LONGEST_HEADER = 1 << 20
 MOST_BYTES = 1 << 28
-"""Bytes of a log that are read: about 500,000 iterations."""
+"""Maximum size of a log in bytes: about 500,000 iterations."""
 Row = dict[str, float]
 
 
@@ -28,7 +28,7 @@ class Metrics:
     checksum of the rows so far, and unreadable rows are moved to a separate file.
 
     Attributes:
-        last: the row that this process logged last; empty before the first.
+        last: the last row that this process logged; empty before the first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class Metrics:
         self.last = dict(row)
 
     def fix(self, iteration: int) -> dict[str, Any]:
-        """Write the file to disk and return its fingerprint for `problem`.
+        """Sync the file to disk and return its fingerprint for `problem`.
 
         Returns:
             ``metrics``: size, checksum and columns; ``row``: the last row. Empty if
@@ -56,7 +56,7 @@ class Metrics:
         """
         if not self.path.is_file():
             return {}
-        # A checkpoint may refer only to rows that a power cut leaves.
+        # A checkpoint may refer only to rows that survive a power cut.
         sync(self.path)
         columns = self._header() or []
         row = self.last or next(reversed(self.rows()), {})
@@ -84,7 +84,7 @@ class Metrics:
         header, lines = self._parsed(columns, errors="replace")
         kept = [line for line, row in lines if row and row[ITERATION] <= iteration]
         bad = sum(row is None for _, row in lines)
-        # Without a column of iterations no row can be placed.
+        # Without a column of iterations, no row can be kept.
         if header and ITERATION not in header:
             bad, kept, header = len(lines) + 1, [], []
         # Copy a damaged file before it is replaced.
@@ -94,7 +94,7 @@ class Metrics:
             message = f"{bad} lines that cannot be read are kept in {copied.name} only"
             with new_binary_file(copied) as copy:
                 copy.write(self.path.read_bytes())
-        # Write the remaining rows. A file without any goes: the next row has columns.
+        # Write the remaining rows. Without any, let the next row set the columns.
         if not header or (columns is None and not kept):
             self.path.unlink(missing_ok=True)
             return message
@@ -109,8 +109,8 @@ class Metrics:
         """Read all rows; omitted values are NaN.
 
         Raises:
-            InputError: more than `MOST_BYTES`, bytes that are no text, or cells that
-                are no numbers.
+            InputError: the file is larger than `MOST_BYTES`, is not text, or has cells
+                that are not numbers.
         """
         try:
             header, lines = self._parsed()
@@ -191,7 +191,7 @@ def _write_header(out: TextIO, header: Iterable[str]) -> None:
 
 
 def _row(header: list[str], line: list[str]) -> Row | None:
-    """Parse a line; None if it is no row of the log."""
+    """Parse a line; None if it is not a row of the log."""
     if len(line) != len(header):
         return None
     try:

@@ -3,7 +3,7 @@
 A mirror has the folder's files under their own names. Folders with a ``manifest.json``,
 such as checkpoints (`UNIT`), change as a whole: the manifest is uploaded last and
 removed first, and a reader ignores a folder without it. While one is replaced, such as
-the best policy, its old content stands beside it.
+the best policy, its old content is kept beside it.
 """
 
 import os
@@ -30,15 +30,15 @@ SINGLE = re.compile(
     r"|evaluation/[\w-]+\.(csv|json|npz|png)|videos/[\w-]+\.(webm|mp4|gif|webp)"
     r"|networks/(manifest\.json|fold_[0-9]+\.safetensors)|pictures/\w+\.png|data/.+"
 )
-"""All other files of runs and sweeps: what else a mirror has is not downloaded."""
+"""All other files of runs and sweeps; anything else in a mirror is not downloaded."""
 ASIDE = re.compile(r"((?:.*/)?)\.([^/]+)\.old/.+")
 """Old content of a folder that is being replaced."""
 ATTEMPTS, PAUSE = 3, 1.0
-"""Attempts of a transfer, and seconds before the second; each pause is doubled."""
+"""Attempts of a transfer, and seconds before the second; later pauses are doubled."""
 SHOWN = 3
-"""Files that a message names."""
+"""Maximum number of files in a message."""
 INTERVAL = 10.0
-"""Seconds between two lines about a download."""
+"""Seconds between progress lines of a download."""
 
 Result = TypeVar("Result")
 
@@ -51,7 +51,7 @@ class Mirror:
         url: URL of the mirror, with a protocol of fsspec.
 
     Attributes:
-        problem: one line about what is not mirrored; empty after a whole update.
+        problem: one line about what is not mirrored; empty after a complete update.
 
     Raises:
         InputError: an unknown protocol, or its package is missing.
@@ -62,9 +62,9 @@ class Mirror:
         self.fs, self.root = _file_system(url)
         # State of each file when it was sent or fetched, in this process.
         self._sent: dict[str, tuple[int, int]] = {}
-        # Bytes of this download, and the time of the last line about it.
-        self._fetched, self._told = 0, 0.0
-        # Names that no run has, seen in this download.
+        # Bytes of this download, and the time of its last progress line.
+        self._fetched, self._reported = 0, 0.0
+        # Names in this download that are not of a run or sweep.
         self._unknown: set[str] = set()
 
     def list(self) -> set[str]:
@@ -76,7 +76,7 @@ class Mirror:
         return self._reached(self._list)
 
     def copy(self, name: str, path: Path) -> None:
-        """Download one file to a path; errors as of `list`."""
+        """Download one file to a path; errors are as in `list`."""
         self._reached(lambda: self.fs.get_file(self._at(name), str(path)))
 
     def probe(self) -> None:
@@ -92,13 +92,13 @@ class Mirror:
     # Upload
 
     def update(self, only: Collection[str] = ()) -> bool:
-        """Upload what changed, and remove checkpoints that the folder has no more.
+        """Upload what changed, and remove checkpoints that the folder no longer has.
 
         Args:
             only: top-level names to upload; nothing is removed then.
 
         Returns:
-            False if it failed; `problem` tells why.
+            False if it failed; `problem` says why.
         """
         try:
             _retry(lambda: self._update(only))
@@ -117,8 +117,8 @@ class Mirror:
 
     def _update(self, only: Collection[str]) -> None:
         changed, remote = self._changed(only), self._list()
-        # Send single files first, then what checkpoints need, and the policy last, in
-        # the order in which they are written.
+        # Keep the order of writing: single files, then what checkpoints need, then
+        # these, and the policy last.
         for unit in sorted({_unit(name) for name in changed}, key=_order):
             names = [name for name in changed if _unit(name) == unit]
             if not unit:
@@ -134,7 +134,7 @@ class Mirror:
             self._sent |= {name: changed[name] for name in names}
         if only:
             return
-        # Now that all is whole, remove what is gone here, and what was set aside.
+        # Now that the mirror is complete, remove what is gone here or was set aside.
         local, remote = {_unit(name) for name in _states(self.folder)}, self._list()
         gone = {_unit(name) for name in remote} - local - {""}
         aside = {_aside(unit) for name in remote if (unit := _aside_of(name))}
@@ -147,7 +147,7 @@ class Mirror:
             # An earlier session may have sent it.
             if self.fs.cat_file(self._at(manifest)) == _bytes(self.folder / manifest):
                 return
-            # Keep the old content until the new one is whole.
+            # Keep the old content until the new one is complete.
             old = [name for name in remote if name.startswith(f"{unit}/")]
             for name in sorted(old, key=_manifest_last):
                 copy = _aside(unit) + name.removeprefix(unit)
@@ -161,7 +161,7 @@ class Mirror:
         from fsspec.implementations.local import LocalFileSystem
 
         source, target = str(self.folder / name), self._at(name)
-        # An object is replaced at once, but a file of a disk while it is written.
+        # Object storage replaces a file atomically; on disk, write beside it and move.
         if isinstance(self.fs, LocalFileSystem):
             above, _, last = target.rpartition("/")
             self.fs.put_file(source, f"{above}/.{last}.new")
@@ -180,47 +180,51 @@ class Mirror:
     def fetch(self, *, only: Collection[str] = (), exact: bool = False) -> None:
         """Download what the folder lacks or has in another state.
 
-        What is damaged in the mirror is fetched too: the checks of local folders
-        report it where it is read. Results in the folder are never replaced. Names
-        that no run has, as in a stranger's mirror, are left there, with a warning.
+        Files that are damaged in the mirror are fetched too; the checks of local
+        folders report them when they are read. Results in the folder are never
+        replaced. Files that do not belong to a run or sweep, as in a stranger's mirror,
+        are not fetched, with a warning.
 
         Args:
             only: top-level names to download.
-            exact: remove checkpoints that the mirror has no more.
+            exact: remove checkpoints that the mirror no longer has.
 
         Raises:
             InputError: the storage cannot be read, or names files outside the folder.
         """
         atomic.make_folder(self.folder)
-        self._fetched, self._told = 0, time.monotonic()
+        self._fetched, self._reported = 0, time.monotonic()
         self._unknown = set[str]()
-        # Something may be replaced while it is read.
+        # A folder may be replaced while it is read.
         for attempt in range(ATTEMPTS):
             if self._reached(lambda: self._fetch(only, exact)):
                 break
             time.sleep(PAUSE * 2**attempt)
         if self._unknown:
-            print_line(
-                f"{self.url}: not fetched, as no run has it: {_few(self._unknown)}"
-            )
+            names = _few(self._unknown)
+            print_line(f"{self.url}: not fetched, as runs have no such files: {names}")
 
     def _fetch(self, only: Collection[str], exact: bool) -> bool:
-        """Download once; return True if all folders are whole."""
+        """Download once; return True if all folders are intact."""
         names = _chosen(self._list(), only)
-        remote = {name for name in names if _is_known(name)}
+        remote = {
+            name
+            for name in names
+            if _unit(name) or _aside_of(name) or SINGLE.fullmatch(name)
+        }
         self._unknown |= names - remote
         units = {unit for name in remote if (unit := _unit(name) or _aside_of(name))}
-        whole = [self._get_unit(unit, remote) for unit in sorted(units)]
+        intact = [self._get_unit(unit, remote) for unit in sorted(units)]
         if exact:
             for unit in {_unit(name) for name in _states(self.folder)} - units - {""}:
                 atomic.discard(self.folder / unit)
-        # Without its configuration a folder is no run: fetch that last.
+        # Without its configuration, a folder is not a run: fetch that last.
         single = [name for name in remote if not (_unit(name) or _aside_of(name))]
         for name in sorted(single, key=lambda name: name.endswith("config.yaml")):
             if not (OUTPUT.fullmatch(name) and (self.folder / name).exists()):
                 self._get(name, self.folder / name)
         self._sent |= _states(self.folder)
-        return all(whole)
+        return all(intact)
 
     def _get_unit(self, unit: str, remote: Collection[str]) -> bool:
         """Download one folder; return False if it is damaged."""
@@ -238,7 +242,7 @@ class Mirror:
                     if name.startswith(f"{source}/"):
                         self._get(name, new / name.removeprefix(f"{source}/"))
             return not problem_of(folder)
-        # The upload of it has not ended.
+        # Its upload has not finished.
         return True
 
     def _get(self, name: str, path: Path) -> None:
@@ -247,8 +251,8 @@ class Mirror:
         with atomic.new_path(path) as new:
             self.fs.get_file(self._at(name), str(new))
             self._fetched += new.stat().st_size
-        if time.monotonic() - self._told >= INTERVAL:
-            self._told = time.monotonic()
+        if time.monotonic() - self._reported >= INTERVAL:
+            self._reported = time.monotonic()
             print_line(f"fetching {self.url}: {self._fetched / 1e6:,.1f} MB")
 
     # Helpers
@@ -278,7 +282,7 @@ class Mirror:
 
 def _file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path in it."""
-    from fsspec.core import url_to_fs  # the base of every storage, loaded if needed
+    from fsspec.core import url_to_fs  # loaded only for storage
     from fsspec.registry import known_implementations
 
     protocol = url.partition("://")[0]
@@ -324,12 +328,8 @@ def _states(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _chosen(names: set[str], only: Collection[str]) -> set[str]:
-    """Return the names below some top-level ones, or all."""
+    """Return the names below ``only``, top-level names; all if it is empty."""
     return {name for name in names if not only or name.split("/")[0] in only}
-
-
-def _is_known(name: str) -> bool:
-    return bool(_unit(name) or _aside_of(name) or SINGLE.fullmatch(name))
 
 
 def _few(names: Collection[str]) -> str:
@@ -348,7 +348,7 @@ def _aside(unit: str) -> str:
 
 
 def _aside_of(name: str) -> str:
-    """Return the folder whose old content a file is part of, or an empty text."""
+    """Return the folder whose old content includes a file, or an empty text."""
     matched = ASIDE.fullmatch(name)
     unit = matched[1] + matched[2] if matched else ""
     # A stranger's mirror may hold other names, such as `evaluation/...old/`.
@@ -361,7 +361,7 @@ def _order(unit: str) -> tuple[bool, bool, str]:
 
 
 def _manifest_last(name: str) -> tuple[bool, int]:
-    """Sort a folder's manifest last, after manifests of folders in it."""
+    """Sort a folder's manifest last, after manifests of its subfolders."""
     return name.endswith(f"/{MANIFEST}"), -name.count("/")
 
 

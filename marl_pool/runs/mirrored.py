@@ -16,31 +16,25 @@ from marl_pool.envs.options import expand_counts
 from marl_pool.files import atomic, manifest
 from marl_pool.files.hub import is_hub
 from marl_pool.runs.mirror import Mirror
-from marl_pool.runs.run import CONFIG, LOCK, OUTPUTS, VERSION, Run, files_in
+from marl_pool.runs.run import (
+    CONFIG,
+    LOCK,
+    OF_MACHINE,
+    OUTPUTS,
+    VERSION,
+    Run,
+    files_in,
+)
 from marl_pool.runs.sweep import CONTENT, PROPOSALS, Sweep, proposal_name
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import is_url, print_line, quoted
 
 SAVED = re.compile(r"checkpoints/iter_(\d+)/manifest\.json")
-OF_SESSION = frozenset(
-    (
-        "total_steps",
-        "total_generations",
-        "total_batches",
-        "time_limit",
-        "env_timeout",
-        "callbacks",
-        "checkpoint",
-        "resources",
-        "storage",
-        "threads",
-        "kernels",
-        "device",
-        "data_dir",
-        "download",
-        "package_version",
-    )
-)
+OF_SESSION = {
+    *OF_MACHINE,
+    *("total_steps", "total_generations", "total_batches"),
+    *("data_dir", "download", "package_version"),
+}
 """Keys that may differ between the sessions of one run."""
 
 
@@ -51,10 +45,10 @@ def mirror_of(folder: Path, storage: str) -> Mirror:
 
 @contextmanager
 def mirrored(run: Run, storage: str | None) -> Iterator[Mirror | None]:
-    """Mirror a run after each checkpoint of the block and after its end.
+    """Mirror a run after each checkpoint in the block and at its end.
 
     A failed upload is a warning, and the next checkpoint sends what is missing. After
-    the block `Mirror.problem` tells what the last upload lacked.
+    the block, `Mirror.problem` says what the last upload lacked.
 
     Args:
         run: run whose lock is held.
@@ -67,7 +61,7 @@ def mirrored(run: Run, storage: str | None) -> Iterator[Mirror | None]:
         yield None
         return
     mirror = mirror_of(run.path, storage)
-    # Its older checkpoints would remove the newer ones.
+    # A run with older checkpoints would remove newer ones from the mirror.
     remote = mirror.list()
     _validate_same(run.path, mirror, remote)
     if (newest := _newest(remote)) > _newest(_names(run.path)):
@@ -85,7 +79,7 @@ def mirrored(run: Run, storage: str | None) -> Iterator[Mirror | None]:
     try:
         yield mirror
     except BaseException:  # Ctrl-C too
-        # Do not leave the mere configuration of a run that could not begin.
+        # Do not upload the mere configuration of a run that could not begin.
         if run.metrics_path.is_file():
             run.close()
             update()
@@ -108,7 +102,7 @@ def validate_new(folder: Path, storage: str | None) -> None:
 
 
 def restore(folder: Path, storage: str | None) -> None:
-    """Fetch a run from its mirror if the folder is missing or not as far.
+    """Fetch a run from its mirror if the folder is missing or behind.
 
     Raises:
         InputError: the storage cannot be read, or has another run, or a process on
@@ -193,10 +187,10 @@ def _restore(mirror: Mirror) -> None:
 def restore_from(url: str) -> Path:
     """Fetch a run to ``runs/NAME``, or the description of a sweep to ``sweeps/NAME``.
 
-    A folder that is there already is kept if it is the same run and as far.
+    An existing folder is kept if it has the same run and is not behind.
 
     Raises:
-        InputError: nothing at the URL, or another run in the folder.
+        InputError: there is nothing at the URL, or another run in the folder.
     """
     name = url.rpartition("/")[2]
     mirror = Mirror(Path("runs", name), url)
@@ -226,7 +220,7 @@ def cached(url: str) -> Mirror:
 
 @contextmanager
 def local_copies(runs: list[str]) -> Iterator[list[str]]:
-    """Fetch the runs that are named by URLs, and upload results written to them.
+    """Fetch runs given as URLs, and upload results that are written to them.
 
     Args:
         runs: folders, URLs, and names of policies on the hub, which stay as they are.
@@ -235,7 +229,7 @@ def local_copies(runs: list[str]) -> Iterator[list[str]]:
         The folders.
 
     Raises:
-        InputError: no run at a URL, or the results cannot be uploaded.
+        InputError: there is no run at a URL, or the results cannot be uploaded.
     """
     urls = [run for run in runs if is_url(run) and not is_hub(run)]
     mirrors = {url: cached(url.rstrip("/")) for url in urls}
@@ -248,7 +242,7 @@ def local_copies(runs: list[str]) -> Iterator[list[str]]:
 
 
 def _validate_same(folder: Path, mirror: Mirror, remote_names: Collection[str]) -> None:
-    """Reject a folder and a mirror whose configurations are of different runs."""
+    """Reject a mirror whose configuration is not of the folder's run."""
     if CONFIG not in remote_names or not (folder / CONFIG).is_file():
         return
     with tempfile.TemporaryDirectory() as scratch:
@@ -274,6 +268,6 @@ def _names(folder: Path) -> set[str]:
 
 
 def _newest(names: Collection[str]) -> int:
-    """Return the newest iteration with a whole checkpoint; 0 without one."""
+    """Return the newest iteration with a complete checkpoint; 0 without one."""
     matches = (SAVED.fullmatch(name) for name in names)
     return max((int(match[1]) for match in matches if match), default=0)

@@ -1,7 +1,7 @@
 """Run folders: configuration, metrics, checkpoints, policies and results.
 
     RUN/config.yaml           every key of the run, and the package's version
-    RUN/metrics.csv           one row an iteration
+    RUN/metrics.csv           one row per iteration
     RUN/events.out.tfevents…  the same for TensorBoard, where tensorboardX is installed
     RUN/checkpoints/iter_…    training state, each with its manifest.json
     RUN/policy/               the best policy, for `marl_pool.load_policy`, and its
@@ -33,6 +33,7 @@ from typing_extensions import override
 
 from marl_pool.files import atomic, manifest
 from marl_pool.files.reading import read_json
+from marl_pool.pretrained import PREFIX, pretrained_names
 from marl_pool.runs.metrics import ITERATION, Metrics, free
 from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.text import print_line
@@ -46,10 +47,10 @@ VERSION, VERB, TRAIN = "package_version", "verb", "train"
 ENV_CONTEXT = frozenset(
     ("num_envs", "seed", "first_env", "first_episode", "device", "dtype")
 )
-"""Arguments of an environment that the program sets, not the configuration."""
+"""Arguments of an environment that the program sets, not its configuration."""
 BEST, POLICY = "best.json", "policy"
 CHECKPOINT = re.compile(r"iter_(\d{6}|[1-9]\d{6,11})")
-"""Names of checkpoints; 12 digits are more than a run can have iterations."""
+"""Names of checkpoints; no run has iterations of more than 12 digits."""
 POLICY_PARTS = ("policy/config.json", "policy/model.safetensors")
 LEARNER = "algorithm/learner_group/learner"
 BEST_PARTS = ("best/config.json", "best/model.safetensors")
@@ -66,9 +67,14 @@ PARTS = {
     "clone": ("learner.safetensors", "progress.json", *POLICY_PARTS),
     "fit": ("learner.safetensors", "learner.json", "progress.json"),
 }
-"""By verb, the files that a complete checkpoint contains; a star is any name."""
+"""Files of a complete checkpoint, by verb; a star is any name."""
 OUTPUTS = ("evaluation", "videos")
 """Folders written without holding the run's lock."""
+OF_MACHINE = frozenset(
+    {"time_limit", "env_timeout", "callbacks", "checkpoint", "resources", "storage"}
+    | {"threads", "kernels", "device"}
+)
+"""Top-level keys that say where and how a run computes, not what."""
 
 
 RETURN, LOSS, NEWEST = "return", "loss", "newest"
@@ -109,10 +115,10 @@ class Run:
         path: path of the folder.
         config: the checked configuration, as plain data.
         version: version of the package that wrote ``config``.
-        verb: command that made the run: train, evolve, clone or fit.
+        verb: command that created the run: train, evolve, clone or fit.
         metrics: ``metrics.csv``.
         on_saved: called after each checkpoint.
-        results: folder that takes evaluations and videos in place of ``path``.
+        results: folder of evaluations and videos, in place of those in ``path``.
     """
 
     path: Path
@@ -139,8 +145,8 @@ class Run:
         """Create the folder of a new run with a checked configuration.
 
         Raises:
-            InputError: the folder cannot be created, or is neither empty nor left by
-                a run that was killed before it had a configuration.
+            InputError: the folder cannot be created, or has files other than leftovers
+                of a run that was killed before it had a configuration.
         """
         path = Path(path)
         if path.is_dir() and files_in(path):
@@ -163,9 +169,13 @@ class Run:
         """
         path = Path(path)
         if not path.is_dir():
-            is_function = ":" in path.name or path.suffix == ".py"
-            hint = "; marl_pool.evaluate(policy=…) measures a function"
-            hint = hint if is_function else ""
+            hint = ""
+            if ":" in path.name or path.suffix == ".py":
+                hint = "; marl_pool.evaluate(policy=…) measures a function"
+            elif path.is_file():
+                raise InputError(f"{path}: expected a run folder, got a file")
+            elif str(path) in pretrained_names():
+                hint = f"; did you mean {PREFIX}{path}?"
             raise InputError(f"{path}: no such run folder{hint}")
         if not (path / CONFIG).is_file():
             raise InputError(f"{path} is no run folder: it has no {CONFIG}")
@@ -195,7 +205,7 @@ class Run:
                 f"{self.path / CONFIG}: expected env.name, the name of an environment, "
                 f"got env: {env!r:.80}"
             )
-        # The number of environments and the like belong to the program.
+        # The program sets the number of environments and the like.
         for key in env:
             if not isinstance(key, str) or key in ENV_CONTEXT:
                 raise InputError(
@@ -275,7 +285,7 @@ class Run:
         try:
             best = self.best
         except InputError as error:
-            # The last checkpoint that was the best, which no pruning removes.
+            # Use the last checkpoint that was the best, which `prune` keeps.
             saved = [path for path in self.checkpoints() if not self.damage_of(path)]
             candidate = next(filter(None, map(self._best_at, reversed(saved))), None)
             if candidate is not None:
@@ -286,7 +296,7 @@ class Run:
 
     def _best_at(self, checkpoint: Path) -> Best | None:
         """Return the score of a checkpoint that was the best when it was saved."""
-        entries = self._about(checkpoint)
+        entries = self._manifest(checkpoint)
         if entries.get("best_score") is None:
             return None
         kind = entries.get("best_of", RETURN)
@@ -302,11 +312,11 @@ class Run:
     def log(self, row: Mapping[str, float]) -> None:
         """Append a row to ``metrics.csv`` and to the TensorBoard events.
 
-        It has an ``iteration``. The first row determines the columns; later rows may
-        omit some.
+        The row must have an ``iteration``. The first row sets the columns; later rows
+        may omit some.
         """
         self.metrics.log(row)
-        # TensorBoard shows no NaN.
+        # TensorBoard cannot show NaN.
         if (events := self._writer()) is not None:
             for name, value in row.items():
                 if name != ITERATION and math.isfinite(value):
@@ -326,22 +336,22 @@ class Run:
     def metrics_problem(self) -> str:
         """Describe how ``metrics.csv`` differs from its record in the checkpoints."""
         for checkpoint in reversed(self.checkpoints()):
-            if logged := self._about(checkpoint).get("metrics"):
+            if logged := self._manifest(checkpoint).get("metrics"):
                 return self.metrics.problem(logged, iteration_of(checkpoint))
         return ""
 
     def resume_at(self, iteration: int) -> str:
         """Remove rows logged after ``iteration``, from which training resumes.
 
-        A damaged ``metrics.csv`` keeps its readable rows; a copy of the damaged file is
-        kept beside it.
+        A damaged ``metrics.csv`` keeps its readable rows, and a copy of the damaged
+        file is kept beside it.
 
         Returns:
             One line about lost or damaged rows; empty if there are none.
         """
         self.close()
         self._first_event = iteration + 1
-        logged = self._about(self._checkpoint_path(iteration)).get("metrics")
+        logged = self._manifest(self._checkpoint_path(iteration)).get("metrics")
         # The rows of an intact file need not be parsed.
         problem = self.metrics.problem(logged, iteration) if logged else ""
         if logged and not problem:
@@ -359,7 +369,7 @@ class Run:
             self._events = None
 
     def _writer(self) -> Any:
-        # TensorBoard is optional: without its package only the table is written.
+        # TensorBoard is optional: without its package, only the table is written.
         if self._events is None and find_spec("tensorboardX"):
             from tensorboardX import SummaryWriter
 
@@ -424,15 +434,15 @@ class Run:
 
         Earlier versions of this package did not record it.
         """
-        return dict(self._about(checkpoint).get("origin", {}))
+        return dict(self._manifest(checkpoint).get("origin", {}))
 
     def config_change(self, checkpoint: Path | None = None) -> str:
         """Describe an edit of ``config.yaml`` since a checkpoint; empty without one.
 
-        By default since the newest checkpoint, damaged or not.
+        The default is the newest checkpoint, damaged or not.
         """
         checkpoint = checkpoint or next(reversed(self.checkpoints()), None)
-        checksum = self._about(checkpoint).get("config") if checkpoint else None
+        checksum = self._manifest(checkpoint).get("config") if checkpoint else None
         if checkpoint is None or checksum in (None, self._config_checksum()):
             return ""
         return f"{self.path / CONFIG} has changed since {checkpoint.name} was saved"
@@ -492,13 +502,13 @@ class Run:
         newest = self.latest_checkpoint()
         if newest is None:
             return None
-        row: dict[str, float] | None = self._about(newest).get("row")
+        row: dict[str, float] | None = self._manifest(newest).get("row")
         if row:
             return row
         last = iteration_of(newest)
         return next((r for r in reversed(self.rows()) if r[ITERATION] <= last), None)
 
-    def _about(self, checkpoint: Path) -> dict[str, Any]:
+    def _manifest(self, checkpoint: Path) -> dict[str, Any]:
         """Return the manifest of a checkpoint, or {} if it is missing or damaged."""
         with suppress(FileNotFoundError, InputError):
             return manifest.read_manifest(checkpoint)
@@ -532,19 +542,18 @@ class Run:
 
         Damaged checkpoints are removed once a newer intact one exists.
         """
-        # Damaged checkpoints do not count.
         best = self.best
         whole = [path for path in self.checkpoints() if not self.damage_of(path)]
         kept = {*whole[-keep:]}
         kept |= {
             path for path in whole if best and iteration_of(path) == best.iteration
         }
-        # Remove the others, but none newer than the newest intact one.
+        # Keep damaged ones that are newer than the newest intact one.
         newest = iteration_of(whole[-1]) if whole else 0
         for folder in self.checkpoints():
             if folder not in kept and iteration_of(folder) <= newest:
                 atomic.discard(folder)
-        # A killed process may have left unfinished ones.
+        # A killed process may have left unfinished checkpoints.
         for unfinished in self._checkpoints.glob(".iter_*"):
             atomic.discard(unfinished)
 
@@ -583,15 +592,14 @@ class Run:
             manifest.add_to_manifest(folder, BEST)
 
     def policy_path(self, checkpoint: Literal["best", "last"] | int = "best") -> Path:
-        """Return the folder of the best policy, or of a checkpoint's.
+        """Return the folder of the best policy, or of one in a checkpoint.
 
         Args:
-            checkpoint: ``"last"`` or an iteration for the policy of a checkpoint.
+            checkpoint: ``"best"``, ``"last"``, or the iteration of a checkpoint.
 
         Raises:
             InputError: no such policy, or the last checkpoint is damaged.
         """
-        # Find the folder of the policy that is asked for.
         saved = self.checkpoints()
         if checkpoint == "best":
             folder = atomic.standing(self.policy_dir)
@@ -614,7 +622,7 @@ class Run:
         return folder
 
     def iteration_of(self, checkpoint: str | int) -> int | None:
-        """Return the iteration of a policy: the best, the last, or a number itself."""
+        """Return the iteration of the best or last policy, or of the given number."""
         if checkpoint == "best":
             return self.best.iteration if self.best else None
         if checkpoint == "last":
@@ -623,25 +631,25 @@ class Run:
         return int(checkpoint)
 
     def superseded(self, record: Mapping[str, Any]) -> str:
-        """Say that training went on after an evaluation; empty if it did not.
+        """Describe an evaluation that training has superseded; empty if it is current.
 
         ``record`` has the evaluation's ``checkpoint`` and ``iteration``.
         """
         checkpoint, measured = record.get("checkpoint"), record.get("iteration")
         if measured is None or not isinstance(checkpoint, str | int):
             return ""
-        with suppress(InputError, ValueError):  # a damaged file is told elsewhere
-            present = self.iteration_of(checkpoint)
-            if present not in (None, measured):
-                return f"of iteration {measured}, but the {checkpoint} is now {present}"
+        with suppress(InputError, ValueError):  # a damaged file is reported elsewhere
+            current = self.iteration_of(checkpoint)
+            if current not in (None, measured):
+                return f"of iteration {measured}, but the {checkpoint} is now {current}"
         return ""
 
     # Results
 
     @property
     def evaluation_dir(self) -> Path:
-        """Folder of evaluations, which exists after the first one."""
-        return self._output("evaluation")
+        """Folder of evaluations, which exists after the first evaluation."""
+        return self.results or self.path / "evaluation"
 
     def make_evaluation_dir(self) -> Path:
         """Create `evaluation_dir`, or raise `InputError` if it is not writable."""
@@ -651,12 +659,9 @@ class Run:
         """Return an unused path in ``videos/``; see `make_evaluation_dir`."""
         return free(self._writable("videos") / f"{stem}{suffix}")
 
-    def _output(self, name: str) -> Path:
-        return self.results or self.path / name
-
     def _writable(self, name: str) -> Path:
         """Create a folder; raise an error before any work if it is not writable."""
-        folder = self._output(name)
+        folder = self.results or self.path / name
         atomic.validate_inside(self.results or self.path, folder)
         with explain_os_errors(f"{folder} cannot be written to"):
             atomic.make_folder(folder)
@@ -665,9 +670,9 @@ class Run:
 
 
 class _TolerantFile:
-    """An open event file that ends with the first error: `METRICS` has the rows.
+    """An open event file that ignores all writes after an error.
 
-    Records after one that was cut could not be read.
+    Records after a truncated one could not be read, and ``metrics.csv`` has the rows.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -692,7 +697,7 @@ class _TolerantFile:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Return the names in a folder, but for locks and what killed processes left."""
+    """Return the names in a folder, except locks and leftovers of killed processes."""
     names = sorted(item.name for item in folder.iterdir())
     return [n for n in names if n != LOCK and not atomic.LEFTOVER.fullmatch(n)]
 

@@ -69,7 +69,7 @@ class Trial(NamedTuple):
 
 @dataclass
 class Proposal:
-    """Values that a search chose for a trial.
+    """Values that a search proposed for a trial.
 
     Attributes:
         values: value of each searched key.
@@ -90,7 +90,7 @@ class Sweep:
         path: folder, which need not exist.
         grid: key → values.
         overrides: overrides of all trials, as typed.
-        config_dir: folder of the user's YAML files; None for none.
+        config_dir: folder of the user's YAML files, if there is one.
         verb: command that makes each run, train or fit.
         space: key → range of a search, which has no grid; None for a grid.
     """
@@ -171,14 +171,14 @@ class Sweep:
         """Write the trials of a search."""
         content = {"proposals": [asdict(proposal) for proposal in proposals]}
         write_yaml(self.path / PROPOSALS, {**content, VERSION: __version__})
-        # Another machine may have to go on with the search at any time.
+        # Another machine may have to continue the search at any time.
         if self.mirror is not None:
             self.mirror.update((CONTENT, PROPOSALS))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Create the folder and lock it, or raise `InputError` if that fails."""
-        # Nothing may be written through a link to another place.
+        # Do not write through a link to another place.
         trials = self.path / TRIALS
         atomic.validate_inside(self.path, *self.path.glob("*"), *trials.glob("*"))
         with explain_os_errors(f"{self.path} cannot be made"):
@@ -193,7 +193,7 @@ class Sweep:
         return self.path / TRIALS / trial.name
 
     def run(self, trial: Trial) -> Run | None:
-        """Open the run of a trial; None if it was not started."""
+        """Open the run of a trial; None if it has not started."""
         path = self.run_path(trial)
         return Run.open(path) if (path / CONFIG).is_file() else None
 
@@ -206,9 +206,8 @@ class Sweep:
         """Rewrite the table: one row for each logged iteration of each trial.
 
         Its columns are ``trial``, ``status``, the swept keys, and the metrics of all
-        trials. Of a damaged ``metrics.csv`` the readable rows are used.
+        trials. Of a damaged ``metrics.csv``, the readable rows are used.
         """
-        # The rows of each trial, after its name, status and swept values.
         rows = []
         for trial in trials:
             cells = {"trial": trial.name, "status": status[trial.name]}
@@ -225,10 +224,13 @@ class Sweep:
 
 
 def read_table(path: str | Path) -> list[dict[str, Any]]:
-    """Read the rows of a ``table.csv``, or of that in the folder of a sweep.
+    """Read the rows of a ``table.csv``, given by its path or by the sweep's folder.
 
     A metric is a number, NaN where it is missing. The value of a swept key is a number,
     a bool, None, or text; a list is its JSON text.
+
+    Raises:
+        InputError: there is no such file.
     """
     path = Path(path)
     file = path / TABLE if path.is_dir() else path
@@ -261,7 +263,7 @@ def trial_name(values: Mapping[str, Any]) -> str:
 
 
 def proposal_name(number: int) -> str:
-    """Name the folder of a search's trial, whose number counts from 0."""
+    """Name the folder of a search's trial by its number, which counts from 0."""
     return f"{number:04d}"
 
 
@@ -280,7 +282,7 @@ def default_path(label: str) -> Path:
 
 
 def _validate_inside(key: str, value: Any, range_: Sequence[Any]) -> None:
-    """Reject a value outside its range; the name of a class would be imported."""
+    """Reject a value outside its range, since the name of a class would be imported."""
     kind, *values = range_
     if kind != CHOICE:
         number: type = int if kind == INT_UNIFORM else float

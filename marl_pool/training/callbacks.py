@@ -1,7 +1,7 @@
-"""Callbacks of runs: code of the user's own that follows each iteration.
+"""Callbacks of runs: user code that is called after each iteration.
 
-``callbacks=[my_package.my_module:MyCallback]`` names them in the configuration of any
-run that trains; ``callbacks=[wandb]`` logs to Weights & Biases.
+``callbacks=[my_package.my_module:MyCallback]`` sets them in the configuration of any
+training run; ``callbacks=[wandb]`` logs to Weights & Biases.
 """
 
 import os
@@ -22,7 +22,7 @@ CALLBACKS = {"wandb": "marl_pool.training.callbacks:WandB"}
 
 
 class Callback:
-    """Base of callbacks. The class is constructed without arguments, once a session."""
+    """Base of callbacks; constructed without arguments, once per session."""
 
     @contextmanager
     def session(self, run: Run) -> Iterator[None]:
@@ -30,10 +30,10 @@ class Callback:
         yield
 
     def on_iteration(self, run: Run, row: Mapping[str, float]) -> object:
-        """Follow an iteration; return True to save the run and end it.
+        """Act on the end of an iteration; return True to save the run and end it.
 
         Args:
-            run: run whose metrics have the row.
+            run: run, whose metrics include the row.
             row: row of ``metrics.csv``.
         """
 
@@ -51,7 +51,7 @@ class WandB(Callback):
         with explain_missing_modules():
             import wandb
 
-        # The same folder is the same run.
+        # The id depends on the folder, so that a resumed run continues its log.
         path = run.path.absolute()
         self.log = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "marl_pool"),
@@ -72,7 +72,7 @@ class WandB(Callback):
 
 
 class CallbackError(Exception):
-    """Failure in a callback's code, whose own error is the cause."""
+    """Failure of a callback; the cause is the exception that it raised."""
 
 
 def callback_classes(names: Sequence[str]) -> list[type[Callback]]:
@@ -89,7 +89,7 @@ def make_callbacks(names: Sequence[str]) -> list[Callback]:
     """Construct callbacks by name.
 
     Raises:
-        InputError: as of `callback_classes`.
+        InputError: as in `callback_classes`.
         CallbackError: a constructor raised.
     """
     classes = callback_classes(names)
@@ -102,7 +102,7 @@ def sessions(callbacks: Sequence[Callback], run: Run) -> Iterator[None]:
     """Enter the sessions of all callbacks.
 
     Raises:
-        CallbackError: a session raised at its begin, or at its end.
+        CallbackError: a session raised at its start or end.
     """
     with ExitStack() as stack:
         for callback in callbacks:
@@ -111,7 +111,7 @@ def sessions(callbacks: Sequence[Callback], run: Run) -> Iterator[None]:
 
 
 def notify(callbacks: Sequence[Callback], run: Run, row: Mapping[str, Any]) -> bool:
-    """Tell all callbacks of an iteration; return True if one ends the run.
+    """Notify all callbacks of an iteration; return True if one ends the run.
 
     Raises:
         CallbackError: a callback raised.

@@ -1,4 +1,4 @@
-"""Sessions of ray, on this machine or on a cluster."""
+"""Ray sessions, on this machine or on a cluster."""
 
 import contextlib
 import json
@@ -26,17 +26,17 @@ from marl_pool.utils.text import print_line
 RAY_ADDRESS = "RAY_ADDRESS"
 """Environment variable with the address of a cluster; Ray sets it within its jobs."""
 LOCAL = "local"
-"""Address for which ray starts on this machine, whatever else runs there."""
+"""Address for which ray is started on this machine, even if another ray runs there."""
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Environment variable in which Ray gives a job its own runtime environment."""
+"""Environment variable in which Ray passes a job its runtime environment."""
 NODE_GROUP = "ray.io/node-group"
 """Label that Ray gives to the nodes of a cluster launcher or of KubeRay."""
 INSTALLED = {"site-packages", "dist-packages"}
-"""Names of folders with installed packages, perhaps of several gigabytes."""
+"""Names of folders with installed packages, which may take several gigabytes."""
 START_SECONDS, GROWTH_SECONDS = 300.0, 1800.0
-"""Limits on the start of processes, and with machines that an autoscaler brings."""
+"""Limits on the start of processes, without and with machines from an autoscaler."""
 JOIN_SECONDS, JOIN_INTERVAL = 30.0, 10.0
-"""Limit on the wait for the head of a cluster, and time between two lines on it."""
+"""Limit on the wait for the head of a cluster, and interval between messages."""
 
 
 def cluster_address(address: str | None) -> str:
@@ -52,15 +52,15 @@ def ray_session(
     key: str = "resources.address",
     resume: str = "",
 ) -> Iterator[None]:
-    """Join a cluster or start ray, and leave it; a running session is kept.
+    """Join a cluster or start ray, and leave it at the end; reuse a running session.
 
     Args:
         address: address of a cluster; None joins the one in ``RAY_ADDRESS``, as within
             a Ray job, and without that variable starts ray on this machine.
-        num_cpus: CPUs that a local ray assumes.
+        num_cpus: number of CPUs that a local ray manages.
         env: environment variables of the workers.
         key: configuration key of the address, for messages.
-        resume: way to resume, printed if ray ends this process.
+        resume: hint on how to resume, printed if ray ends this process.
 
     Raises:
         InputError: the cluster cannot be joined.
@@ -69,11 +69,10 @@ def ray_session(
     if ray.is_initialized():
         yield
         return
-    # Ray's C++ code would print errors that it recovers from.
+    # Ray's C++ code would print errors from which it recovers.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     key = key if address else RAY_ADDRESS
     address = cluster_address(address)
-    # Leave the session that is started here, whatever happens in it.
     try:
         with _same_signal_handlers():
             if address == LOCAL:
@@ -84,7 +83,7 @@ def ray_session(
                 variables = _worker_variables(env or {}, [])
                 _join(address, key, {"env_vars": variables, **_modules()})
         lost = f"marl-pool: this process was killed, or lost ray; {resume}"
-        with last_line(lost) if resume else contextlib.nullcontext():
+        with print_at_death(lost) if resume else contextlib.nullcontext():
             yield
     finally:
         with _same_signal_handlers():
@@ -92,16 +91,16 @@ def ray_session(
 
 
 @contextlib.contextmanager
-def last_line(line: str) -> Iterator[None]:
+def print_at_death(line: str) -> Iterator[None]:
     """Print a line if this process dies in the block, however it dies.
 
-    Without its head node Ray's C++ code ends the process without a word.
+    If it loses its head node, Ray's C++ code ends the process without a message.
     """
     script = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", script, line],
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,  # whoever reads ours need not wait for it
+        stdout=subprocess.DEVNULL,  # readers of our output need not wait for it
         start_new_session=True,  # Ctrl-C does not reach it
         text=True,
     )
@@ -113,7 +112,7 @@ def last_line(line: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _same_signal_handlers() -> Iterator[None]:
-    """Set the handlers of signals again that Ray replaces at its start and end."""
+    """Restore the signal handlers that Ray replaces when it starts and ends."""
     handlers = {number: signal.getsignal(number) for number in STOPPING}
     try:
         yield
@@ -130,17 +129,17 @@ def _job_environment() -> dict[str, Any]:
 
 
 def _search_path() -> list[str]:
-    """Return where this process finds modules that are not installed."""
+    """Return the folders in which this process finds modules that are not installed."""
     cwd = [os.getcwd()] if {"", os.getcwd()} & {*sys.path} else []
     return [*cwd, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 def _worker_variables(env: Mapping[str, str], path: Sequence[str]) -> dict[str, str]:
-    # Let workers trust the plug-ins that this process does.
+    # Workers trust the plug-ins that this process trusts.
     variables = {KERNELS_VARIABLE: chosen_kernels(), **inheritance(), **env}
     if path:
         variables["PYTHONPATH"] = os.pathsep.join(path)
-    # Ray rejects variables that the job sets already.
+    # Ray rejects variables that the job already sets.
     job_variables = _job_environment().get("env_vars") or {}
     return {name: variables[name] for name in variables.keys() - job_variables.keys()}
 
@@ -148,12 +147,12 @@ def _worker_variables(env: Mapping[str, str], path: Sequence[str]) -> dict[str, 
 def _modules() -> dict[str, Any]:
     """Return the part of a runtime environment that ships plug-ins to other machines.
 
-    They are the loaded modules, and whole packages, that are found in the working
-    directory or in ``PYTHONPATH``, as these may differ on the other machines; so is
-    this package if it is not installed. Folders of installed packages are left out:
-    the other machines have their own.
+    Shipped are the loaded modules and whole packages from the working directory and
+    ``PYTHONPATH``, which may differ on the other machines, and this package if it is
+    not installed. Folders of installed packages are left out: the other machines have
+    theirs.
     """
-    # A job that ships code has all of it, and Ray does not join two lists.
+    # A job that ships code ships all of it, and Ray does not merge two lists.
     if {"working_dir", "py_modules", "excludes"} & _job_environment().keys():
         return {}
     folders = {
@@ -178,7 +177,7 @@ def _modules() -> dict[str, Any]:
 
 
 def _start(num_cpus: int, runtime_env: Mapping[str, Any]) -> None:
-    """Start ray on this machine; try again once, as a busy one can be too slow."""
+    """Start ray on this machine; retry once, since a busy machine can be too slow."""
     for is_last in (False, True):
         try:
             _init(LOCAL, runtime_env, num_cpus=num_cpus, include_dashboard=False)
@@ -196,7 +195,7 @@ def _start(num_cpus: int, runtime_env: Mapping[str, Any]) -> None:
 def _join(address: str, key: str, runtime_env: Mapping[str, Any]) -> None:
     try:
         await_head(address)
-        # Ray tries twenty times, a minute each, to join what is no cluster.
+        # Where there is no cluster, Ray would try to join twenty times, a minute each.
         with patience(f"joining ray at {address}", 2 * JOIN_SECONDS):
             _init(address, runtime_env)
     except Exception as error:
@@ -222,10 +221,10 @@ def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:
 
 
 def await_head(address: str) -> None:
-    """Wait until something listens at ``HOST:PORT``; Ray looks up other addresses.
+    """Wait until something listens at ``HOST:PORT``; leave other addresses to Ray.
 
     Raises:
-        OSError: nothing does within `JOIN_SECONDS`.
+        OSError: nothing listens within `JOIN_SECONDS`.
     """
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
@@ -258,7 +257,7 @@ def validate_device(config: TrainConfig) -> None:
         devices["device"] = torch.device(config.device)
     if not resources.num_learners and resources.num_gpus_per_learner:
         devices["resources.num_gpus_per_learner"] = torch.device("cuda")
-    # GPUs need runners or learners in processes, except one for a local learner.
+    # GPUs need runners or learners in processes, except for one of a local learner.
     for kind, processes, gpus, limit in (
         ("env_runner", resources.num_env_runners, resources.num_gpus_per_env_runner, 0),
         ("learner", resources.num_learners, resources.num_gpus_per_learner, 1),
@@ -266,34 +265,32 @@ def validate_device(config: TrainConfig) -> None:
         if not processes and gpus > limit:
             raise InputError(
                 f"resources.num_gpus_per_{kind}: expected at most {limit} without "
-                f"processes of their own (num_{kind}s), got {gpus:g}"
+                f"separate processes (num_{kind}s), got {gpus:g}"
             )
-    # Learners average their gradients by NCCL, which has one process on a GPU.
+    # Learners average their gradients by NCCL, which allows one process on a GPU.
     if resources.num_learners > 1 and 0 < resources.num_gpus_per_learner < 1:
         raise InputError(
             f"resources.num_gpus_per_learner: expected 0 or at least 1 for several "
             f"learners, got {resources.num_gpus_per_learner:g}"
         )
-    # Each device must exist here.
     num_devices = torch.cuda.device_count()
     for key, device in devices.items():
         if (device.index or 0) >= num_devices:
-            raise InputError(
-                f"{key}: expected one of the {num_devices} CUDA devices of this "
-                f"process, got {device}"
-            )
+            places = f"one of the {num_devices} CUDA devices of this process"
+            places = places if num_devices else "cpu, since torch finds no CUDA device"
+            raise InputError(f"{key}: expected {places}, got {device}")
 
 
 def validate_cluster(demand: Mapping[str, float], key: str = "resources") -> float:
-    """Reject more CPUs or GPUs than ray has, unless an autoscaler may bring them.
+    """Reject more CPUs or GPUs than ray has, unless an autoscaler may add them.
 
     Args:
         demand: numbers of CPUs and GPUs, ``{"CPU": 4, "GPU": 1}``.
         key: configuration key, for messages.
 
     Returns:
-        Seconds that the start of processes may take: more if the autoscaler has to
-        bring some of them.
+        Seconds that processes may take to start: more if the autoscaler has to add
+        machines.
 
     Raises:
         InputError: more than ray has.
@@ -308,15 +305,15 @@ def validate_cluster(demand: Mapping[str, float], key: str = "resources") -> flo
     )
     if not may_grow():
         raise InputError(f"{key}: {shortage}")
-    print_line(f"{key}: {shortage}: waiting for machines of the autoscaler")
+    print_line(f"{key}: {shortage}: waiting for machines from the autoscaler")
     return GROWTH_SECONDS
 
 
 def may_grow() -> bool:
-    """Return whether the nodes of the cluster come from a launcher or from KubeRay.
+    """Return True if any node of the cluster comes from a launcher or from KubeRay.
 
-    These may have an autoscaler, whose limits Ray does not tell: a demand beyond them
-    waits in vain.
+    These may have an autoscaler, whose limits Ray does not report: a demand beyond
+    them waits in vain.
     """
     return any(NODE_GROUP in node["Labels"] for node in ray.nodes())
 

@@ -25,7 +25,7 @@ def stopped_error(run: Run, where: str, reason: str) -> StoppedError:
 
 @contextmanager
 def writing(run: Run, where: str, item: str) -> Iterator[None]:
-    """Raise `stopped_error` if the disk is full or missing."""
+    """Raise `stopped_error` if writing fails, such as on a full disk."""
     try:
         yield
     except OSError as error:
@@ -37,7 +37,7 @@ def writing(run: Run, where: str, item: str) -> Iterator[None]:
 def checkpoint_to_resume(run: Run) -> Path | None:
     """Find the newest intact checkpoint, from which a run is resumed.
 
-    Newer damaged checkpoints are reported on stderr, with their damage.
+    Damage of newer checkpoints is reported on stderr.
 
     Returns:
         The checkpoint; None for a run that was stopped before its first one.
@@ -55,7 +55,7 @@ def checkpoint_to_resume(run: Run) -> Path | None:
     if checkpoint is None and (trace := damaged or run.trace_of_checkpoints()):
         problem = "no intact checkpoint:" if damaged else "no checkpoint, but"
         raise StoppedError(f"{run.path} has {problem} {trace}; {START_ANOTHER}")
-    # Warn of damage that does not prevent a resume.
+    # Warn of damage that does not prevent resuming.
     if damaged:
         print_line(f"{damaged}; continuing from {checkpoint}")
     if checkpoint and (lost := run.policy_damage()):
@@ -68,7 +68,7 @@ def checkpoint_to_resume(run: Run) -> Path | None:
 
 
 def trim_log(run: Run, iteration: int) -> None:
-    """Remove the rows logged after an iteration, and report damage in the others."""
+    """Remove the rows logged after an iteration, and report damage to the others."""
     if not iteration and run.metrics_path.is_file():
         print_line(f"{run.path} has no checkpoint yet: it starts again from scratch")
     if lost := run.resume_at(iteration):
@@ -79,8 +79,8 @@ def trim_log(run: Run, iteration: int) -> None:
 def reading(run: Run, checkpoint: Path) -> Iterator[None]:
     """Raise `StoppedError` for any failure to read an intact checkpoint.
 
-    It may come from another version of this package or of a dependency, which can
-    fail in any way.
+    Another version of this package or of a dependency may have written it, so the
+    failure can be any exception.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Policies that a training reads: of groups that do not learn, and to start with."""
+"""Saved or scripted policies of groups that do not learn, and initial policies."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ import torch
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.scripted import is_scripted, scripted_policy
 from marl_pool.files.hub import is_hub
+from marl_pool.options.names import nearest
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.storage import CONFIG, load_modules
-from marl_pool.pretrained import PREFIX, pretrained_path
+from marl_pool.pretrained import PREFIX, pretrained_names, pretrained_path
 from marl_pool.runs.run import CONFIG as RUN_CONFIG
 from marl_pool.runs.run import Run
-from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 Fixed = dict[str, str | SpecifiedPolicy]
@@ -22,7 +22,7 @@ Fixed = dict[str, str | SpecifiedPolicy]
 
 
 def frozen_module(group: str) -> str:
-    """Return the name under which a group's frozen policy is saved with the run."""
+    """Return the name under which a run saves a group's frozen policy."""
     return f"frozen-{group}"
 
 
@@ -58,7 +58,6 @@ def load_fixed(
                 modules, _ = load_modules(saved, plugins=plugins)
                 policies[name] = modules[frozen_module(name)].requires_grad_(False)
             else:
-                # Load the policy of another run, and check that it fits this group.
                 policy = load_saved(
                     source, name, plugins, "heuristic, random, package.module:Class, "
                 )
@@ -72,7 +71,7 @@ def load_fixed(
 def build_fixed(
     policy: str | SpecifiedPolicy, env: str, role: str, group: AgentGroup
 ) -> Policy:
-    """Build a scripted policy by its name, in evaluation mode; return a frozen one."""
+    """Build a scripted policy in evaluation mode; return a frozen one unchanged."""
     if isinstance(policy, SpecifiedPolicy):
         return policy
     return scripted_policy(policy, env=env, role=role, group=group).eval()
@@ -81,32 +80,33 @@ def build_fixed(
 def load_saved(
     source: str, group: str, plugins: Sequence[str], alternatives: str = ""
 ) -> SpecifiedPolicy:
-    """Read a group's policy, whose parameters get no gradient.
+    """Read a group's policy, with parameters that require no gradient.
 
-    The only policy of a folder is taken whatever its group.
+    If a folder has only one policy, it is taken for any group.
 
     Args:
         source: folder of a policy or run, ``pretrained=NAME`` or ``hf://…``.
         group: name of the group.
         plugins: ``package.module:Class`` names that the folder may use.
-        alternatives: for messages, what else might have been given.
+        alternatives: for messages, what else is accepted.
 
     Raises:
         InputError: no such folder, or no policy for this group in it.
     """
-    # Find the policy's folder.
     folder: str | Path = source if is_hub(source) else os.path.expanduser(source)
     if source.startswith(PREFIX):
         folder = pretrained_path(source.removeprefix(PREFIX))
     elif Path(folder, RUN_CONFIG).is_file():
         folder = Run.open(folder).policy_path("best")
     elif not is_hub(source) and not Path(folder, CONFIG).is_file():
+        shipped = [f"{PREFIX}{name}" for name in pretrained_names()]
+        near = nearest(Path(source).name, [*alternatives.split(", ")[:-1], *shipped])
+        hint = f". Did you mean {near!r}?" if near else ""
         raise InputError(
             f"expected {alternatives}{PREFIX}NAME or the folder of a policy or run, "
-            f"got {source!r}"
+            f"got {source!r}{hint}"
         )
     modules, groups = load_modules(folder, plugins=plugins)
-    # Without a policy for this group, a single policy is taken.
     if group not in groups and len(modules) > 1:
         raise InputError(
             f"{source} has no policy for this group, only for "
@@ -119,7 +119,7 @@ def load_saved(
 def validate_fit(policy: SpecifiedPolicy, group: AgentGroup, path: str) -> None:
     """Reject a policy whose tokens or actions differ from the group's.
 
-    The number of tokens may differ from training, if its pooling head allows.
+    The number of tokens may differ from training if the pooling head allows it.
 
     Raises:
         InputError: the policy does not fit.
@@ -128,17 +128,16 @@ def validate_fit(policy: SpecifiedPolicy, group: AgentGroup, path: str) -> None:
     if reason:
         raise InputError(f"{path} does not fit the group: {reason}")
     with torch.no_grad():
-        policy.value(zero_tokens(group.tokens, 1))
+        policy.value(group.tokens.zeros(1))
 
 
 def validate_same_parameters(
     saved: SpecifiedPolicy, policy: SpecifiedPolicy, source: str
 ) -> None:
-    """Reject a policy whose parameters cannot be those of a run's policy.
+    """Reject a saved policy whose parameters do not fit a run's policy.
 
     Raises:
-        InputError: another class, other tokens or actions, or parameters of other names
-            or shapes.
+        InputError: class, tokens, actions, or names or shapes of parameters differ.
     """
     if type(saved) is not type(policy):
         raise InputError(
@@ -151,18 +150,8 @@ def validate_same_parameters(
         shape = shapes.pop(name, None)
         if shape != tuple(tensor.shape):
             raise InputError(
-                f"{source} has another {name} than the run's policy: expected "
+                f"{source} has a different {name} from the run's policy: expected "
                 f"{'none' if shape is None else shape}, got {tuple(tensor.shape)}"
             )
     if shapes:
         raise InputError(f"{source} has no {next(iter(shapes))}")
-
-
-def zero_tokens(spec: TokenSpec, batch: int) -> Tokens:
-    """Return ``batch`` sets of zeros, to try a policy."""
-    shape = (batch, spec.num_tokens)
-    return Tokens(
-        torch.zeros(*shape, spec.num_features, dtype=getattr(torch, spec.dtype)),
-        torch.zeros(shape, dtype=torch.int64),
-        torch.zeros(shape, dtype=torch.bool),
-    )

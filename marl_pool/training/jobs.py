@@ -1,4 +1,4 @@
-"""Jobs: what each verb trains, how much of it a run has, and what may change."""
+"""Jobs: for each verb, its training function, its progress and what may change."""
 
 import os
 import pkgutil
@@ -23,36 +23,31 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """Training of the runs that a verb makes."""
+    """Training of the runs that a verb creates."""
 
     function: str
     """``module:function``, called with the run, its configuration as plain data and, by
-    keyword, ``should_stop``, called before each iteration: True saves the run and ends
-    it."""
+    keyword, ``should_stop``. The latter is called before each iteration; True saves the
+    run and ends it."""
     config: type[Any]
     """Class of the typed configuration, a `RunConfig`."""
     unit: str
-    """Name of the amount of training."""
+    """Unit of the amount of training, such as steps."""
     count: Callable[[Row, Any], int]
-    """Amount up to a row, computed from the row and the configuration."""
+    """Amount up to a row, from the row and the configuration."""
     limit: Callable[[Any], int]
-    """Amount of a whole run, computed from the configuration."""
+    """Amount of a whole run, from the configuration."""
     controls: tuple[str, ...]
     """Keys, and sections of keys, that ``resume`` may change."""
     result: str = ""
     """File that marks a run as finished; empty if the count decides."""
 
-    def load(self) -> Callable[..., None]:
-        """Import the function, which may load torch and ray."""
-        function: Callable[..., None] = pkgutil.resolve_name(self.function)
-        return function
-
     def total(self, config: Mapping[str, Any]) -> int:
-        """Return the largest amount of a run with this configuration."""
+        """Return the amount of a whole run with this configuration."""
         return self.limit(self.config.from_plain(config))
 
     def saved(self, run: Run) -> int:
-        """Return the amount up to the checkpoint that a run is resumed from."""
+        """Return the amount up to the checkpoint from which a run is resumed."""
         return self._counted(run, run.saved())
 
     def logged(self, run: Run | None) -> int:
@@ -81,7 +76,7 @@ def _epochs(row: Row, config: FitConfig) -> int:
     return config.fit.epochs_over(row["fold"], row["epoch"], row["seconds"])
 
 
-OF_EPISODES = (
+EPISODE_CONTROLS = (
     "time_limit",
     "env_timeout",
     "checkpoint",
@@ -89,7 +84,7 @@ OF_EPISODES = (
     "callbacks",
     "env.workers",
 )
-"""Keys that every run that plays episodes may change when it is resumed."""
+"""Keys that any run that plays episodes may change when it is resumed."""
 JOBS = {
     "train": Job(
         "marl_pool.training.ppo:train",
@@ -97,7 +92,7 @@ JOBS = {
         "steps",
         _in_column("env_steps"),
         lambda config: config.total_steps,
-        ("total_steps", *OF_EPISODES, "resources"),
+        ("total_steps", *EPISODE_CONTROLS, "resources"),
     ),
     "evolve": Job(
         "marl_pool.training.evolution.evolve:evolve",
@@ -105,7 +100,7 @@ JOBS = {
         "generations",
         _in_column("iteration"),
         lambda config: config.total_generations,
-        ("total_generations", *OF_EPISODES, "resources"),
+        ("total_generations", *EPISODE_CONTROLS, "resources"),
     ),
     "clone": Job(
         "marl_pool.training.cloning.clone:clone",
@@ -113,7 +108,7 @@ JOBS = {
         "batches",
         _in_column("batches"),
         lambda config: config.total_batches,
-        ("total_batches", *OF_EPISODES),
+        ("total_batches", *EPISODE_CONTROLS),
     ),
     "fit": Job(
         "marl_pool.training.supervised.fit:fit",
@@ -136,15 +131,15 @@ JOBS = {
 }
 """Jobs by verb."""
 STARTS = ("policy", "zeros")
-"""Starts of an evolution that are no folders."""
+"""Values of an evolution's ``init`` that are not folders."""
 RUN_CONTROL = ("threads", "kernels", "data_dir", "download")
 """Keys that a resumed trial may change, besides its verb's `Job.controls`."""
 
 
 def begun(path: Path, verb: str, config: dict[str, Any]) -> Run | None:
-    """Open the run that an earlier try has begun, or return None.
+    """Open the run that an earlier attempt began, or return None.
 
-    On an empty disk the run comes from its mirror.
+    If the disk has none, the run is restored from its mirror.
 
     Raises:
         InputError: the folder or the mirror has a run of another configuration.
@@ -160,7 +155,7 @@ def begun(path: Path, verb: str, config: dict[str, Any]) -> Run | None:
 
 
 def perform(run: Run, config: Mapping[str, Any], **options: Any) -> str:
-    """Do the work of a run from its newest checkpoint on, under the run's lock.
+    """Continue a run from its newest checkpoint, under the run's lock.
 
     Args:
         run: run that receives the results.
@@ -168,20 +163,22 @@ def perform(run: Run, config: Mapping[str, Any], **options: Any) -> str:
         options: keyword arguments of `Job.function`, such as ``should_stop``.
 
     Returns:
-        What the run's mirror lacks, or an empty text; see `mirrored`.
+        What the run's mirror lacks, or an empty string; see `mirrored`.
     """
     from marl_pool.runs.mirrored import mirrored
 
     try:
         with run.lock(), mirrored(run, config.get("storage")) as mirror:
-            JOBS[run.verb].load()(run, config, **options)
+            # Resolved late, since it may load torch and ray.
+            train = pkgutil.resolve_name(JOBS[run.verb].function)
+            train(run, config, **options)
     finally:
         run.close()
     return mirror.problem if mirror else ""
 
 
 def validate_same(run: Run, verb: str, config: dict[str, Any]) -> None:
-    """Reject a run that another verb made, or with other settings.
+    """Reject a run of another verb or with other settings.
 
     Keys that a resumed run may change are not compared.
     """
@@ -196,11 +193,11 @@ def validate_same(run: Run, verb: str, config: dict[str, Any]) -> None:
 def differences(
     expected: Mapping[str, Any], actual: Mapping[str, Any], ignored: Collection[str]
 ) -> list[str]:
-    """List the settings in which two differ.
+    """List the settings in which two configurations differ.
 
     Args:
-        expected: plain data, nested.
-        actual: plain data, nested.
+        expected: nested plain data.
+        actual: nested plain data.
         ignored: dotted keys of settings, and top-level keys of whole sections.
     """
     first, second = dict(flat_options(expected)), dict(flat_options(actual))
@@ -213,7 +210,7 @@ def differences(
 
 
 def with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Make folders of saved policies absolute, to resume anywhere."""
+    """Make folders of saved policies absolute, to resume from any directory."""
     result = dict(config)
     if fixed := config.get("fixed"):
         result["fixed"] = {group: _absolute(source) for group, source in fixed.items()}
@@ -224,7 +221,7 @@ def with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _absolute(source: str) -> str:
-    """Return the absolute path of a folder that may be gone, or a name as it is."""
+    """Return the absolute path of a folder that may be gone; leave names unchanged."""
     if source in STARTS or source.startswith(PREFIX) or is_hub(source):
         return source
     from marl_pool.envs.scripted import is_scripted  # loads torch
@@ -238,7 +235,7 @@ def _absolute(source: str) -> str:
 def flat_options(
     config: Mapping[str, Any], path: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the full key and the value of each option; an empty section is one."""
+    """Yield the full key and value of each option; an empty section counts as one."""
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from flat_options(value, f"{path}{key}.")

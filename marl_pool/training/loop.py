@@ -1,7 +1,8 @@
 """Training loop of all methods: resume, step, log, checkpoint, stop.
 
-A resume takes the newest whole checkpoint and prints the faults of newer ones; without
-a whole one it is an error, unless the run was stopped before its first checkpoint.
+A run is resumed from the newest intact checkpoint, and the damage of newer ones is
+printed. Without an intact one, resuming is an error, unless the run was stopped before
+its first checkpoint.
 """
 
 import time
@@ -55,9 +56,9 @@ class TrainingMethod(ABC):
         total: amount of training in the whole run, in `unit`.
 
     Attributes:
-        unit: name of the amount of training, such as steps.
-        is_late: return True once the time limit is over and the session has an
-            iteration; a long step should then give up and return None. Set by the loop.
+        unit: unit of the amount of training, such as steps.
+        is_late: set by the loop; returns True once the time limit is over and the
+            session has an iteration. A long step should then give up and return None.
     """
 
     unit: ClassVar[str]
@@ -78,8 +79,8 @@ class TrainingMethod(ABC):
     def rounds(self) -> Iterator[None]:
         """Yield before each round of iterations.
 
-        Code before a yield may collect data. Code after the last one finishes the run;
-        a run that stops early does not reach it.
+        Code before a yield may collect data. Code after the last yield finishes the
+        run; a run that stops early does not reach it.
         """
         yield
 
@@ -92,7 +93,7 @@ class TrainingMethod(ABC):
     def step(self, iteration: int) -> Iteration | None:
         """Run one iteration; return None if it had no data to learn from.
 
-        A step that gives up because of `is_late` leaves the state as it was before.
+        A step that gives up because of `is_late` leaves the state unchanged.
 
         Args:
             iteration: number of the iteration, from 1.
@@ -111,12 +112,12 @@ class TrainingMethod(ABC):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Files that an intact checkpoint has; ``*`` matches any name."""
+        """Files of an intact checkpoint; ``*`` matches any name."""
         return PARTS[self.run.verb]
 
     @property
     def is_due(self) -> bool:
-        """True to save this iteration in addition to the regular checkpoints."""
+        """True to save a checkpoint now, in addition to the regular ones."""
         return False
 
     @property
@@ -144,9 +145,9 @@ class TrainingMethod(ABC):
 class TrainingLoop:
     """Run a training method from the last checkpoint to the end.
 
-    After Ctrl-C, SIGTERM, ``should_stop`` or the time limit, the current iteration ends
-    and the run is saved. A failure is an error of one line, with the checkpoint to
-    resume from.
+    After Ctrl-C, SIGTERM, ``should_stop`` or the time limit, the current iteration is
+    completed and the run is saved. A failure is an error of one line that names the
+    checkpoint to resume from.
 
     Args:
         run: run that receives metrics, checkpoints and the best policy.
@@ -199,7 +200,7 @@ class TrainingLoop:
                 reason = f"a callback failed: {described(cause)}"
                 raise self._with_traceback(reason) from error
             except Exception as error:
-                # An environment is the user's; whatever else fails is our own bug.
+                # The user's environment may fail; any other failure is a bug of ours.
                 if not (call := raised_by(error)):
                     raise
                 reason = f"{described(error)}, raised by {call}"
@@ -215,14 +216,13 @@ class TrainingLoop:
 
     def _train(self, build: Callable[[Path | None], TrainingMethod]) -> None:
         torch.set_num_threads(self.config.threads)
-        on_cpu = self.config.device == "cpu"  # for a GPU the compiler warns itself
+        on_cpu = self.config.device == "cpu"  # the compiler itself warns for a GPU
         if on_cpu and chosen_kernels() != "torch" and not has_kernel("cpu"):
             print_line(
                 "no kernel was compiled, so torch computes everything, several times "
                 "slower: install g++ or clang, then marl_pool again"
             )
         self.callbacks = make_callbacks(self.config.callbacks)
-        # Find the newest intact checkpoint; a run never restarts on its own.
         checkpoint = errors.checkpoint_to_resume(self.run)
         self.method = method = build(checkpoint)
         method.is_late = self._is_late
@@ -253,9 +253,9 @@ class TrainingLoop:
                     return
 
     def _origin(self) -> dict[str, str]:
-        """Return what determines the rounding of this session's numbers, by name."""
+        """Return the versions and kernels that determine this session's rounding."""
         kernels = describe_kernels(self.config.device)
-        if kernels.startswith("torch"):  # its sums depend on them
+        if kernels.startswith("torch"):  # the order of its sums depends on threads
             kernels += f", threads={self.config.threads}"
         return {
             "kernels": kernels,
@@ -265,7 +265,7 @@ class TrainingLoop:
 
     def _report_changes(self, checkpoint: Path) -> None:
         if change := self.run.config_change(checkpoint):
-            print_line(f"{change}: the run goes on with what it says now")
+            print_line(f"{change}: the run continues with its current settings")
         origin = self.run.origin(checkpoint)
         changes = [
             f"{name} {origin[name]} is now {value}"
@@ -275,7 +275,7 @@ class TrainingLoop:
         if changes:
             print_line(
                 f"{'; '.join(changes)}: the numbers of {self.run.path} are no longer "
-                "those of a run without a stop"
+                "those of an uninterrupted run"
             )
 
     def _run_round(self) -> None:
@@ -311,7 +311,7 @@ class TrainingLoop:
                     self._save()
 
     def _save(self) -> None:
-        """Write a checkpoint; the best one's policy becomes the run's."""
+        """Write a checkpoint; if it is the best, its policy becomes the run's."""
         method = self.method
         # The last iteration may have its checkpoint already.
         if self.iteration == self.run.iterations_saved:
@@ -338,7 +338,7 @@ class TrainingLoop:
         return errors.writing(self.run, self.method.where(self.iteration), item)
 
     def _must_stop(self) -> bool:
-        # Take at least one step in a session, however short the time limit.
+        # Take at least one step in each session, however short the time limit.
         seconds = self._seconds_left()
         late = self.has_stepped and seconds is not None and seconds <= 0
         stopping = self.stopping or late or self.ctrl_c.requested
@@ -346,7 +346,7 @@ class TrainingLoop:
         return self.stopping
 
     def _is_late(self) -> bool:
-        # A session without an iteration would make no progress, however often repeated.
+        # Sessions without an iteration would make no progress, however many there are.
         seconds = self._seconds_left()
         return self.has_logged and seconds is not None and seconds <= 0
 

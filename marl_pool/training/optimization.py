@@ -1,4 +1,4 @@
-"""Gradient steps, and networks and optimizers in a file of a checkpoint."""
+"""Gradient steps, and storage of networks and optimizers in checkpoints."""
 
 import inspect
 from collections import defaultdict
@@ -42,11 +42,11 @@ def descend(
 class FlatParameters:
     """Parameters of a module as views of one tensor.
 
-    An optimizer of `values` updates all of them in one operation, where many small ones
-    would take longer than the arithmetic.
+    An optimizer of `values` updates all of them in one operation; many small ones would
+    take longer than the arithmetic.
 
     Args:
-        parameters: parameters of one device; their data become views.
+        parameters: parameters on one device; their data become views.
 
     Attributes:
         values: the tensor, ``(total,)``.
@@ -68,17 +68,17 @@ class FlatParameters:
             self.parameters, self.split(self.values.detach()), strict=True
         ):
             parameter.data = view
-        # Memory for gradients that are not autograd's.
+        # Memory for gradients that autograd does not allocate.
         self._gradient = torch.zeros_like(self.values.detach())
         self._gradients = self.split(self._gradient)
 
     def split(self, flat: Tensor) -> list[Tensor]:
-        """Return the views of a flat tensor that have the parameters' shapes."""
+        """Return views of a flat tensor in the shapes of the parameters."""
         parts = flat.split([parameter.numel() for parameter in self.parameters])
         return [p.view_as(q) for p, q in zip(parts, self.parameters, strict=True)]
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Set all gradients to None."""
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -86,7 +86,7 @@ class FlatParameters:
         """Return True if every parameter is trained, without hooks on its gradient.
 
         Args:
-            unused_parameters: those that are not trained, and whose gradient is 0.
+            unused_parameters: exceptions, which are not trained and have gradient 0.
         """
         ids = set(map(id, unused_parameters))
         return all(
@@ -95,13 +95,13 @@ class FlatParameters:
         )
 
     def view_grad(self) -> None:
-        """Make the parameters' gradients views of the gradient of `values`, zero."""
+        """Make the parameters' gradients views of `values`' gradient, set to zero."""
         self.values.grad = self._gradient.zero_()
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = gradient
 
     def gather_grad(self) -> Tensor:
-        """Copy the parameters' gradients to the gradient of `values`; return it."""
+        """Copy the parameters' gradients to `values`' gradient, and return it."""
         gradients = [
             torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters
         ]
@@ -110,22 +110,22 @@ class FlatParameters:
 
 
 class FlatAdam(torch.optim.Adam):
-    """Fused Adam of one tensor, whose steps are little more than the arithmetic.
+    """Fused Adam of one tensor, whose steps cost little more than the arithmetic.
 
-    The steps equal `torch.optim.Adam`'s, bit for bit. After a large network has
-    filled the cache, its Python code takes several times as long as they do.
+    The steps equal `torch.optim.Adam`'s, bit for bit. Once a large network has filled
+    the cache, torch's Python code takes several times as long as these steps.
 
     Args:
         values: the tensor; its gradient must be set before each step.
         lr: learning rate.
 
     Attributes:
-        found_inf: tensor, 1.0 to leave out a step, else 0.0; by default None, as 0.0.
+        found_inf: tensor, 1.0 to skip a step, else 0.0; the default None skips none.
     """
 
     found_inf: Tensor | None = None
 
-    # Torch's wrappers of these import dynamo, inductor and sympy first, for 1.5 s.
+    # Torch's wrappers of these first import dynamo, inductor and sympy, for 1.5 s.
     add_param_group = inspect.unwrap(Optimizer.add_param_group)
     state_dict = inspect.unwrap(Optimizer.state_dict)
     load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
@@ -140,7 +140,7 @@ class FlatAdam(torch.optim.Adam):
         (values,) = group["params"]
         state = self.state[values]
         if not state:
-            # What torch begins with.
+            # Torch's initial state.
             state["step"] = torch.zeros((), device=values.device)
             state["exp_avg"] = torch.zeros_like(values)
             state["exp_avg_sq"] = torch.zeros_like(values)
@@ -164,12 +164,12 @@ class FlatAdam(torch.optim.Adam):
         if self.found_inf is not None:
             state["step"] -= self.found_inf
 
-    # Otherwise torch puts a profiler's record around each step.
+    # Otherwise torch wraps each step in a profiler record.
     step.hooked = True  # type: ignore[attr-defined]
 
 
 def moments(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the tensors of an optimizer's state, by parameter and name."""
+    """Return the tensors of an optimizer's state by ``parameter number/name``."""
     return {
         f"{number}/{name}": tensor
         for number, state in optimizer.state_dict()["state"].items()
@@ -178,7 +178,7 @@ def moments(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def load_moments(optimizer: Optimizer, tensors: Tensors) -> None:
-    """Restore an optimizer's state from its `moments`, if there are any."""
+    """Restore an optimizer's state from `moments`, if there are any."""
     state: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for key, tensor in tensors.items():
         number, _, name = key.partition("/")

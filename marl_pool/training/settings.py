@@ -59,7 +59,7 @@ class PPOSettings:
     """constant, or linear: from ``lr`` at the start to zero at ``total_steps``. A run
     resumed with another ``total_steps`` continues on the line of the new total."""
     gamma: UnitInterval = 0.9
-    """Discount of rewards, per step."""
+    """Discount factor per step."""
     gae_lambda: UnitInterval = 0.9
     """λ of the generalized advantage estimate."""
     clip: PositiveFloat = 0.2
@@ -90,7 +90,7 @@ class PPOSettings:
     """Let critics predict returns in units of their running mean and deviation, as in
     the published MAPPO. It takes the place of ``normalize_value_loss``."""
     share_reward: bool = False
-    """Reward each agent of a group by the mean over those that are present."""
+    """Reward each agent of a group with the mean over the agents that are present."""
 
     def __post_init__(self) -> None:
         if self.minibatch_size is not None and self.minibatch_size > self.batch_size:
@@ -102,12 +102,12 @@ class PPOSettings:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """Interval and number of a run's checkpoints."""
+    """Interval and number of checkpoints of a run."""
 
     every: PositiveInt = 20
     """Iterations from one checkpoint to the next."""
     keep: PositiveInt = 3
-    """Number of newest checkpoints that are kept, besides the best one."""
+    """Number of newest checkpoints to keep, besides the best one."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,10 @@ class RunConfig:
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     """Interval and number of checkpoints."""
     storage: StorageURL | None = None
-    """URL of fsspec, such as s3://bucket/runs, below which the run's folder is mirrored
+    """fsspec URL, such as s3://bucket/runs, below which the run's folder is mirrored
     after each checkpoint, or None for no mirror."""
     callbacks: list[str] = field(default_factory=list)
-    """Followers of each iteration: wandb (Weights & Biases) or package.module:Class
+    """Callbacks after each iteration: wandb (Weights & Biases) or package.module:Class
     names of subclasses of marl_pool.training.callbacks.Callback."""
 
     @classmethod
@@ -153,7 +153,7 @@ class EpisodeRunConfig(RunConfig):
     """Settings of a run that plays episodes."""
 
     env_timeout: PositiveFloat | None = None
-    """Seconds that one step or reset of all environments of a process may take, before
+    """Seconds that one step or reset of all environments of a process may take before
     the run ends with a line that names the environment. None is no limit in the
     main process, and 600 in other processes."""
 
@@ -188,8 +188,8 @@ class TrainSettings(EpisodeRunConfig):
     hf://…. With None all groups learn."""
     init: str | None = None
     """Policies to start with, of the same form: the folder of a policy or run,
-    pretrained=NAME or hf://…. The only policy of a folder starts all groups. With None
-    the initial weights are random."""
+    pretrained=NAME or hf://…. If a folder has only one policy, all groups start with
+    it. With None the initial weights are random."""
     plugins: list[PlugIn] = field(default_factory=list)
     """``package.module:Class`` names that folders of frozen or initial policies may
     use."""
@@ -259,7 +259,7 @@ class EvolveSettings(EpisodeRunConfig):
     plugins: list[PlugIn] = field(default_factory=list)
     """``package.module:Class`` names that the folder ``init`` may use."""
     repetitions: Episodes = 16
-    """Episodes that a member's fitness averages: the same for all members of a
+    """Episodes over which a member's fitness is averaged: the same for all members of a
     generation, and new ones in the next generation."""
     total_generations: PositiveInt = 1000
     """Generations after which the search ends."""

@@ -22,19 +22,19 @@ if hasattr(signal, "SIGUSR1"):  # SLURM's warning before the end of a job
 
 
 class Terminated(KeyboardInterrupt):
-    """End by a signal that schedulers and containers send before they kill.
+    """Termination by a signal that schedulers and containers send before they kill.
 
-    Its argument is the number of the signal.
+    The argument is the signal number.
     """
 
 
 _handled: list[int] = []
-"""Numbers of the signals that were handled in the block of `terminable`: a blocking
-call of Ray raises a plain `KeyboardInterrupt` in place of `Terminated`."""
+"""Numbers of the signals handled in the block of `terminable`, since a blocking call of
+Ray raises a plain `KeyboardInterrupt` in place of `Terminated`."""
 
 
 def exit_status(error: KeyboardInterrupt) -> int:
-    """Return the status of a shell's process that a signal ended, as 130 for Ctrl-C."""
+    """Return the exit status that shells use for a signal, such as 130 for Ctrl-C."""
     if isinstance(error, Terminated):
         return 128 + int(error.args[0])
     return 128 + int(_handled[0] if _handled else signal.SIGINT)
@@ -57,11 +57,11 @@ def terminable() -> Iterator[None]:
 
 
 def prepare_exit() -> None:
-    """Prepare the end of this process, which has nothing more to save.
+    """Prepare the end of this process, which has nothing left to save.
 
-    While Python waits for threads, which may never end, a signal ends the process; then
-    signals are ignored. Python does not search a million objects of torch and ray for
-    cycles before it frees them.
+    While Python waits for threads, which may never end, a signal ends the process;
+    after that wait signals are ignored. The garbage collector is kept from searching a
+    million objects of torch and ray for cycles.
     """
     with suppress(ValueError):  # only the main thread may handle signals
         for number in STOPPING - {signal.SIGINT}:
@@ -73,10 +73,10 @@ def prepare_exit() -> None:
 
 
 class Interruptible(ExitStack):
-    """Context in which the first Ctrl-C or SIGTERM is only noted; the second is raised.
+    """Context that only notes the first Ctrl-C or SIGTERM, and raises the second.
 
     Attributes:
-        interrupt: the error that stands for the first signal; None before it.
+        interrupt: the error to raise for the first signal; None before it.
     """
 
     interrupt: KeyboardInterrupt | None = None

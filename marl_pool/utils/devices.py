@@ -35,7 +35,7 @@ def without_reads() -> Iterator[None]:
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """Let torch compute with ``count`` threads; None for as many as before."""
+    """Let torch compute with ``count`` threads; None leaves the number as it is."""
     previous = torch.get_num_threads()
     torch.set_num_threads(count or previous)
     try:
@@ -49,13 +49,13 @@ def without_denormals() -> Iterator[None]:
     """Round numbers nearer to 0 than the smallest normal one (1.2e-38 in float32) to 0.
 
     A processor takes many times as long for them as for others, and the softmax of a
-    wide network with large weights is full of them: forward and backward pass take 1.6
-    times as long (``denormals/width_128`` in docs/benchmarks.md).
+    wide network with large weights is full of them: forward and backward passes take
+    1.6 times as long (``denormals/width_128`` in docs/benchmarks.md).
 
     It holds for torch, the compiled kernel, numpy and Python, in this thread and in
-    those that it starts inside the block. A thread of torch's pool is as it was when it
-    was started, whichever block runs. Where a processor cannot do it nothing happens.
-    It decorates functions, too.
+    those that it starts inside the block. A thread of torch's pool keeps the mode in
+    which it was started. On a processor without such a mode nothing happens. It also
+    decorates functions.
     """
     before = sys.float_info.min / 2 == 0
     torch.set_flush_denormal(True)

@@ -1,4 +1,4 @@
-"""Errors that a user can mend, and the extras that install missing modules.
+"""Errors that a user can fix, and the extras that install missing modules.
 
 It imports no torch, so that the command line can catch them at once.
 """
@@ -34,7 +34,7 @@ REFUSALS = frozenset(
     )
     if hasattr(errno, name)
 )
-"""Codes of an `OSError` with which a system refuses what a program may ask for."""
+"""Codes of an `OSError` with which a system refuses a legitimate request."""
 OUT_OF_MEMORY = (
     "allocate memory",
     "out of memory",
@@ -57,14 +57,14 @@ class InputError(ValueError):
 class UnfitTokensError(InputError):
     """Tokens whose number or types a head or a perturbation cannot work with.
 
-    Where only a perturbed case has such tokens, an evaluation has a missing value.
+    If only a perturbed case has such tokens, an evaluation has a missing value.
     """
 
 
 class UnfitRuleError(InputError):
     """A rule of arrivals or departures that a task has no entities for.
 
-    Where only a row of a suite has such a rule, an evaluation has a missing value.
+    If only a row of a suite has such a rule, an evaluation has a missing value.
     """
 
 
@@ -126,8 +126,8 @@ def _line_of(file: Path, line: int) -> str:
 def foreign(error: BaseException) -> str:
     """Describe an error of the machine or of a user's code in one line.
 
-    That is a disk that is full or cannot be written, memory that is used up, and what
-    would end a process, such as `SystemExit`, raised by code of a user.
+    Such errors are a full or unwritable disk, exhausted memory, and whatever ends a
+    process, such as `SystemExit`, raised by a user's code.
 
     Returns:
         The line; empty for any other error, such as a bug of this package.
@@ -140,7 +140,7 @@ def foreign(error: BaseException) -> str:
         and any(words in str(error) for words in OUT_OF_MEMORY)
     )
     if is_memory:
-        return f"the memory is used up: {described(error)}"
+        return f"out of memory: {described(error)}"
     if isinstance(error, Exception) or not place(error):
         return ""
     return described(error)
@@ -185,7 +185,7 @@ EXTRAS = {
     "tensordict": "torchrl",
     "torchrl": "torchrl",
 }
-"""By module that the base installation lacks: the extra that installs it."""
+"""Extras by the modules that they install and the base installation lacks."""
 
 
 @contextmanager

@@ -23,12 +23,12 @@ class Progress:
     while is shown with the time that it has taken.
 
     Args:
-        total: units of work, an earlier, resumed run included; 0 if unknown.
+        total: units of work, including those of a resumed run; 0 if unknown.
         unit: name of the unit.
-        done: units finished so far; at first, by the earlier run.
+        done: units finished so far; initially, by the resumed run.
         time_limit: seconds after which the work ends in any case, or None for no limit.
         interval: seconds between two lines without a terminal.
-        doing: the present part of the work, such as ``"the last frames"``.
+        doing: the current part of the work, such as ``"the last frames"``.
         stream: output stream, or None for stderr.
         clock: returns seconds; for tests.
     """
@@ -69,7 +69,7 @@ class Progress:
         else:
             self._ended.set()
             self._ticker.join()
-        # Work of unknown size has no last number, and a refusal stays one line.
+        # Work of unknown size has no final number, and a refusal stays one line.
         if not self._is_printed and self.total:
             self._print()
 
@@ -104,7 +104,7 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Units a second since construction."""
+        """Units per second since construction."""
         return (self.done - self._first) / max(self.elapsed, 1e-9)
 
     @property
@@ -135,7 +135,7 @@ class Progress:
         """Format the progress as one line."""
         ago = duration(self.elapsed)
         doing = f"  {self.doing} ({ago})" if self.doing else ""
-        # Without a rate, the time taken is all that moves.
+        # Without a rate, only the elapsed time changes.
         if self.total and self.done == self._first:
             return f"{self.done:,} / {self.total:,} {self.unit}{doing or '  ' + ago}"
         if not self.total:

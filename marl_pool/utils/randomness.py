@@ -1,14 +1,14 @@
 """Counter-based random streams: one for each (seed, environment, episode, purpose).
 
-A number depends only on the key of its stream and its place there. Hence one seed fixes
-everything, an environment gives the same episode alone and among thousands, and a clean
-and a perturbed episode can share their dynamics. The bits come from two rounds of the
-finaliser of SplitMix64 (Steele, Lea and Flood, 2014,
+A number depends only on the key of its stream and its position there. Hence one seed
+fixes everything, an environment gives the same episode alone and among thousands, and a
+clean and a perturbed episode can share their dynamics. The bits come from two rounds of
+the finaliser of SplitMix64 (Steele, Lea and Flood, 2014,
 https://doi.org/10.1145/2660193.2660195), written in torch so that whole blocks are
 sampled at once on any device.
 
 Training's environments are numbered from 0 over all runners, evaluation's from
-`EVALUATION_ENVS`. A runner that is started again continues at a later episode number.
+`EVALUATION_ENVS`. A restarted runner continues at a later episode number.
 """
 
 import os
@@ -35,7 +35,7 @@ def process_seed(seed: int, number: int = 0) -> int:
 
 
 def seed_process(seed: int) -> None:
-    """Seed the generators that a process has, and let torch repeat itself bit for bit.
+    """Seed a process's generators, and make torch reproducible bit for bit.
 
     Our own numbers come from streams; an environment may use Python's or numpy's.
 
@@ -76,7 +76,7 @@ EVALUATION_ENVS = 1 << 41
 
 
 def place_in_batch(env_id: int) -> int:
-    """Return the number of an environment as a person counts it, from 0."""
+    """Return the number of an environment as users count it, from 0."""
     return env_id % VALIDATION_ENVS
 
 
@@ -128,7 +128,7 @@ def uniform(keys: Tensor, count: int, start: int | Tensor = 0) -> Tensor:
     Args:
         keys: ``(n,)`` from `stream_keys`.
         count: numbers of each stream.
-        start: place of the first number in the stream, an integer or ``(n, 1)``.
+        start: position of the first number in the stream, an integer or ``(n, 1)``.
 
     Returns:
         ``(n, count)`` float64 in the open interval (0, 1).
@@ -143,7 +143,7 @@ def uniform(keys: Tensor, count: int, start: int | Tensor = 0) -> Tensor:
 
 @dataclass(eq=False, repr=False)
 class Stream:
-    """Uniform numbers for one purpose, ``size`` of them a step for each environment.
+    """Uniform numbers for one purpose, ``size`` per step for each environment.
 
     On a CPU, hashing step by step would cost more than the environments themselves, so
     a block of steps is sampled ahead; the numbers do not depend on its length. On a GPU
@@ -154,7 +154,7 @@ class Stream:
         seed: integer in [0, 2**63).
         env_ids: ``(num_envs,)`` int64 environment numbers.
         purpose: use of the numbers.
-        size: numbers a step for each environment.
+        size: numbers per step for each environment.
         part: distinguishes streams of one purpose.
         dtype: dtype of the numbers.
         block: steps sampled ahead.
@@ -189,7 +189,7 @@ class Stream:
                 all.
         """
         if self.size == 0:
-            return  # no numbers, no need of keys
+            return  # without numbers, no keys are needed
         # Without `where`, the next block is sampled from scratch.
         keys = self._keys(episodes)
         if where is None:
@@ -220,14 +220,14 @@ class Stream:
         return self._buffer[self._next - 1]
 
     def select(self, indices: Tensor) -> "Stream":
-        """Return the streams of the environments at ``indices``, at the same places."""
+        """Return the streams of the environments at ``indices``, where they are now."""
         selected = replace(self, env_ids=self.env_ids[indices])
         selected.keys = self.keys[indices]
         selected.steps = self.steps[indices] + self._next
         return selected
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the places in the streams, from which they continue exactly."""
+        """Return the positions in the streams, from which they continue exactly."""
         return {"keys": self.keys.clone(), "steps": self.steps + self._next}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Silence for libraries in C, which print without asking."""
+"""Silencing of C libraries that print unasked."""
 
 import os
 from collections.abc import Iterator

@@ -27,7 +27,7 @@ def printable(text: object) -> str:
 
 
 def print_line(line: object) -> None:
-    """Print a line of the program itself to stderr, not of its results."""
+    """Print a line of the program itself, as opposed to its results, to stderr."""
     print(f"marl-pool: {printable(line)}", file=sys.stderr, flush=True)
 
 

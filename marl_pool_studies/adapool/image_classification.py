@@ -23,11 +23,7 @@ from marl_pool.options.types import (
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.attention import ClsPooling
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.training.supervised.task import (
-    Batch,
-    LossAndMetrics,
-    validate_part,
-)
+from marl_pool.training.supervised.task import Batch, LossAndMetrics, validate_part
 from marl_pool.utils.errors import InputError
 from marl_pool_studies.image_task import ImageTask, error_of
 from marl_pool_studies.images import (
@@ -113,7 +109,6 @@ class VisionTransformer(nn.Module):
             init_std=options.init_std,
             seed=seed,
         )
-        # Compute a score of each class from the pooled vector.
         dim = self.pooled.dim_out
         self.norm = nn.LayerNorm(dim) if options.classifier_norm else nn.Identity()
         with seeded(seed, "scores"):
@@ -177,7 +172,6 @@ class ImageClassification(VisionOptions, ImageTask):
     deviation; see `NORMALIZATION`."""
 
     def __post_init__(self) -> None:
-        # Check the options against each other.
         check_patch(self.size, self.patch)
         if self.crop_padding > self.size:
             raise InputError(

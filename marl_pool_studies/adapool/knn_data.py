@@ -65,7 +65,7 @@ def sample_sets(
     place = np.empty_like(kinds)
     place[np.argsort(kinds, kind="stable")] = np.arange(len(kinds))
     ends = np.bincount(kinds, minlength=3).cumsum()[:-1]
-    # Keep two arrays between calls: new pages cost as much as the sampling.
+    # Keep two arrays between calls: allocating pages costs as much as the sampling.
     shape = len(kinds), num_vectors
     if getattr(_scratch, "shape", None) != shape:
         _scratch.shape, _scratch.arrays = shape, np.empty((2, *shape), np.float32)

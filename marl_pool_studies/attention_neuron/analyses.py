@@ -1,4 +1,4 @@
-"""Analyses of the AttentionNeuron paper that follow an evaluation."""
+"""Comparison of an evaluation with published numbers, and regression on codes."""
 
 import math
 from pathlib import Path
@@ -9,17 +9,13 @@ from torch import Tensor
 
 from marl_pool.evaluation import results
 from marl_pool.evaluation.evaluate import EvaluatedRun
+from marl_pool.evaluation.results import NAN
 from marl_pool.evaluation.settings import EvaluateSettings
 from marl_pool.evaluation.target import EvaluationTarget
-from marl_pool.files.tables import print_table, write_csv
+from marl_pool.files.tables import print_table, without_nan, write_csv
 from marl_pool.utils.errors import UnfitTokensError
-from marl_pool_studies.attention_neuron.figures import (
-    draw_attended,
-    draw_code_map,
-    draw_latents,
-)
 from marl_pool_studies.attention_neuron.published import (
-    REGRESSION,
+    DATA,
     PublishedRow,
     published_rows,
 )
@@ -60,30 +56,21 @@ def compare_published(evaluated: EvaluatedRun) -> list[Path]:
 
 
 def regression(evaluated: EvaluatedRun, settings: EvaluateSettings) -> Path:
-    """Fit the inputs linearly on the codes (Table 3)."""
+    """Fit the inputs linearly on the codes (Table 3); unknown values are empty."""
+    fits = regress(evaluated.target, settings.episodes)
+    # Each input has a row; the codes are many and appear as their mean.
+    rows = [
+        [fit.name, _shown(fit.r_squared), _shown(fit.published)]
+        for fit in fits
+        if fit.explained == "input"
+    ]
+    codes = [fit.r_squared for fit in fits if fit.explained == "code"]
+    mean = float(torch.tensor(codes, dtype=torch.float64).nanmean())
+    rows.append(["mean of the codes, on the inputs", _shown(mean)])
+    columns = ["input, on the codes", "R²", "published"]
+    print_table(columns, rows, title="R² of a linear regression")
     path = evaluated.files.unused("regression.csv")
-    report_fits(evaluated.target, settings.episodes, path)
-    return path
-
-
-def latents(evaluated: EvaluatedRun, settings: EvaluateSettings) -> Path:
-    """Draw the codes before and after a shuffle (Figure 4)."""
-    path = evaluated.files.unused("latents.png")
-    draw_latents(evaluated.target, path)
-    return path
-
-
-def codes(evaluated: EvaluatedRun, settings: EvaluateSettings) -> Path:
-    """Draw a map of the codes with frames (Figure 6)."""
-    path = evaluated.files.unused("codes.png")
-    draw_code_map(evaluated.target, path)
-    return path
-
-
-def patches(evaluated: EvaluatedRun, settings: EvaluateSettings) -> Path:
-    """Draw the most attended patches (Figure 8)."""
-    path = evaluated.files.unused("patches.png")
-    draw_attended(evaluated.target, evaluated.transfers, path)
+    write_csv(path, Fit._fields, (without_nan(fit._asdict()) for fit in fits))
     return path
 
 
@@ -95,7 +82,7 @@ class Fit(NamedTuple):
     name: str
     r_squared: float
     """NaN for a number that never changes."""
-    published: float = math.nan
+    published: float = NAN
 
 
 def r_squared(explaining: Tensor, explained: Tensor) -> Tensor:
@@ -131,37 +118,11 @@ def regress(target: EvaluationTarget, episodes: int) -> list[Fit]:
     # Shuffle the tokens: codes of an invariant layer do not depend on it.
     recording = record(target, range(min(episodes, EPISODES)), shuffled=True)
     codes, inputs = recording.codes.double(), recording.inputs.double()
-    published = REGRESSION if target.env["name"] == "cartpole" else {}
+    published = DATA["regression"] if target.env["name"] == "cartpole" else {}
     of_inputs = zip(_names(target), r_squared(codes, inputs).tolist(), strict=True)
     of_codes = enumerate(r_squared(inputs, codes).tolist())
-    return [
-        *(
-            Fit("input", name, r2, published.get(name, math.nan))
-            for name, r2 in of_inputs
-        ),
-        *(Fit("code", str(number), r2) for number, r2 in of_codes),
-    ]
-
-
-def report_fits(target: EvaluationTarget, episodes: int, path: Path) -> None:
-    """Print and write the fits of `regress`; unknown values are empty."""
-    fits = regress(target, episodes)
-    # Each input has a row; the codes are many and appear as their mean.
-    rows = [
-        [fit.name, _shown(fit.r_squared), _shown(fit.published)]
-        for fit in fits
-        if fit.explained == "input"
-    ]
-    codes = [fit.r_squared for fit in fits if fit.explained == "code"]
-    mean = float(torch.tensor(codes, dtype=torch.float64).nanmean())
-    rows.append(["mean of the codes, on the inputs", _shown(mean)])
-    columns = ["input, on the codes", "R²", "published"]
-    print_table(columns, rows, title="R² of a linear regression")
-    cells = (
-        {name: "" if value != value else value for name, value in fit._asdict().items()}
-        for fit in fits
-    )
-    write_csv(path, Fit._fields, cells)
+    fits = [Fit("input", name, r2, published.get(name, NAN)) for name, r2 in of_inputs]
+    return fits + [Fit("code", str(number), r2) for number, r2 in of_codes]
 
 
 def _shown(value: float) -> str:

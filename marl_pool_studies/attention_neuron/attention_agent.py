@@ -1,4 +1,4 @@
-"""AttentionAgent: act on the places of the few most attended tokens alone."""
+"""AttentionAgent: act only on the places of the few most attended tokens."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear, normalize, pad
 from typing_extensions import override
 
 from marl_pool.kernels.functional import masked_softmax, mlp, tanh
@@ -60,14 +60,14 @@ class AttentionAgent(Agent):
 
     Args:
         pooling: ``{"name": …, **options}`` of a sensory layer, a recurrent pooling head
-            with codes; None for none.
+            with codes; None to attend to the tokens.
         message_dim: d, the width of queries and keys.
         scale: divide the scores by √d.
         top_k: number of chosen vectors.
         units: of the LSTM.
         first_place: coordinate of the grid's upper row and of its left column.
-        place_step: distance of neighbouring rows or columns, or None for 1 over their
-            number.
+        place_step: distance between neighbouring rows or columns, or None for 1 over
+            their number.
         mixing: whether to smooth the codes over time, which requires ``pooling``.
         seed: of the initial weights.
     """
@@ -115,7 +115,6 @@ class AttentionAgent(Agent):
                     f"attention_neuron, got {pooling['name']!r}"
                 )
             width = self.sensor.dim_out // count
-        # The controller reads the places of the top k.
         if top_k > count:
             raise InputError(f"policy.top_k: expected 1 to {count}, got {top_k}")
         if mixing and pooling is None:
@@ -128,7 +127,6 @@ class AttentionAgent(Agent):
         self.side = math.isqrt(count - 1) + 1
         self.first_place = first_place
         self.place_step = 1 / self.side if place_step is None else place_step
-        # Build the attention, the recurrent controller and its output.
         with seeded(seed, "agent"):
             self.query = nn.Linear(width, message_dim)
             self.key = nn.Linear(width, message_dim)
@@ -145,7 +143,7 @@ class AttentionAgent(Agent):
         memory: dict[str, Memory] = {"hidden": zeros, "cell": zeros, "sensor": ()}
         if self.sensor is not None:
             memory["sensor"] = self.sensor.initial_memory(batch, num_tokens)
-        if self.gate is not None:  # ``begun`` is 0 until there are last codes, then 1
+        if self.gate is not None:  # ``begun`` is 0 until there are codes, then 1
             codes = zeros.new_zeros(batch, self.num_vectors, self.query.in_features)
             memory |= {"codes": codes, "begun": zeros.new_zeros(batch, 1)}
         return memory
@@ -157,10 +155,8 @@ class AttentionAgent(Agent):
         outputs = []
         for t in range(features.shape[1]):
             step = slice(t, t + 1)
-            padded = None if padding is None else padding[:, step]
-            choice = self._choose(
-                features[:, step], padded, prev_action[:, step], memory
-            )
+            mask = None if padding is None else padding[:, step]
+            choice = self._choose(features[:, step], mask, prev_action[:, step], memory)
             hidden, cell = self._lstm_step(self._places(choice), memory)
             memory = {**choice.memory, "hidden": hidden, "cell": cell}
             outputs.append(self.bound(self.output(hidden)))
@@ -183,13 +179,9 @@ class AttentionAgent(Agent):
         tokens are averaged over them.
         """
         arguments = self.unroll_arguments(tokens, state)
-        # Normalize the importance of the chosen vectors to sum to 1.
         choice = self._choose(*arguments)
         top_importance = choice.importance.gather(-1, choice.indices)
-        least = torch.finfo(top_importance.dtype).tiny
-        top_importance = top_importance / top_importance.sum(-1, keepdim=True).clamp(
-            min=least
-        )
+        top_importance = normalize(top_importance, p=1.0, dim=-1)
         if self.sensor is None:
             weights = torch.zeros_like(choice.importance)
             weights = weights.scatter(-1, choice.indices, top_importance)[:, None]
@@ -214,11 +206,9 @@ class AttentionAgent(Agent):
         if self.sensor is None:
             x, hidden = self._fill(x[:, 0], padding)
         else:
-            codes, sensor = self.sensor.unroll(
-                x, padding, prev_action, memory["sensor"]
-            )
+            codes, state = self.sensor.unroll(x, padding, prev_action, memory["sensor"])
             x = codes[:, 0].unflatten(-1, (-1, self.query.in_features))
-            memory = {**memory, "sensor": sensor}
+            memory = {**memory, "sensor": state}
         if self.gate is not None:
             x, memory = self._mix(x, prev_action[:, 0], memory)
         # The top k; padded vectors come last.

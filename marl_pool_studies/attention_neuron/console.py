@@ -1,6 +1,6 @@
-"""A game of Pong whose console memory can be read, and what follows from that.
+"""A game of Pong whose console memory can be read.
 
-Also where the ball will arrive, and the privileged targets of an auxiliary head.
+The memory determines where the ball arrives, and the targets of an auxiliary head.
 """
 
 import math
@@ -27,21 +27,11 @@ OPPONENT_COLUMN = 65
 WALLS = (45.0, 206.5)
 """Values of ``ball_y`` at which the walls reflect the ball."""
 SPEED_SCALE = 4.0
-"""Pixels a frame by which the ball's velocity is divided."""
-TARGET_NAMES = (
-    "crossing",
-    "rest",
-    "paddle",
-    "ball_x",
-    "ball_y",
-    "velocity_x",
-    "velocity_y",
-)
-"""Names of the privileged targets, in the order of `privileged_targets`."""
+"""Pixels per frame by which the ball's velocity is divided."""
 
 
 class GameState(NamedTuple):
-    """Ball and paddle in the console's units, one a pixel of 210 × 160.
+    """Ball and paddle in the console's units, one for each pixel of 210 × 160.
 
     The paddle is 16 rows high. It lags behind the knob: it moves on to its resting
     place after the last press.
@@ -52,13 +42,17 @@ class GameState(NamedTuple):
     ball_y: int
     """The row of the ball's upper edge plus 14; 0 while there is no ball."""
     velocity_x: int
-    """Columns a frame, positive towards our paddle; kept while there is no ball."""
+    """Columns per frame, positive towards our paddle; kept while there is no ball."""
     velocity_y: int
-    """Rows a frame, positive downwards; kept while there is no ball."""
+    """Rows per frame, positive downwards; kept while there is no ball."""
     paddle_y: int
     """The row of our paddle's upper edge plus 13."""
     rest: float
     """The value of ``paddle_y`` at which the paddle comes to rest without presses."""
+
+
+TARGET_NAMES = ("crossing", "rest", "paddle", *GameState._fields[:4])
+"""Names of the privileged targets, in the order of `privileged_targets`."""
 
 
 class Console:
@@ -153,7 +147,6 @@ def privileged_targets(state: GameState) -> np.ndarray:
     the ball's position and velocity while there is no ball, and its crossing unless it
     approaches.
     """
-    # Scale the ball's position and velocity to about [-1, 1].
     width = PADDLE_COLUMN - OPPONENT_COLUMN
     ball = (
         2 * (state.ball_x - OPPONENT_COLUMN) / width - 1,
@@ -161,7 +154,6 @@ def privileged_targets(state: GameState) -> np.ndarray:
         state.velocity_x / SPEED_SCALE,
         state.velocity_y / SPEED_SCALE,
     )
-    # Targets that are undefined are NaN.
     targets = (
         _scaled(crossing(state)) if approaches(state) else math.nan,
         _scaled(state.rest),

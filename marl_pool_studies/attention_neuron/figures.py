@@ -9,8 +9,8 @@ import torch
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.canvas import opencv
-from marl_pool.evaluation.cases import TransferEnv
-from marl_pool.evaluation.target import EvaluationTarget
+from marl_pool.evaluation.evaluate import EvaluatedRun
+from marl_pool.evaluation.settings import EvaluateSettings
 from marl_pool.evaluation.video.render import episode_frames
 from marl_pool.files.figures import INK, new_figure, save_png
 from marl_pool.policies.base import Policy
@@ -27,11 +27,11 @@ from marl_pool_studies.attention_neuron.recording import (
 STEPS = 1000
 """Steps after which an episode is cut."""
 MOST_CODES = 256
-"""Rows of a heat map; of more codes, evenly spread ones are shown."""
+"""Rows of a heat map; if there are more codes, evenly spread ones are shown."""
 GROUPS, SAMPLES = 6, 3
 """Groups of codes on a map, and frames that show each."""
 FEWEST = 30
-"""Least number of steps for a map."""
+"""Minimum number of steps for a map."""
 COMPONENTS = 50
 """Principal components of the codes that t-SNE maps."""
 COLORS = ("#0b5fa5", "#e07b00", "#2e8b57", "#b03a2e", "#7d3c98", "#8a6d3b")
@@ -43,7 +43,7 @@ SIZE, MARGIN = 240, 8
 """Pixels of a frame's side, and between frames."""
 
 
-def draw_latents(target: EvaluationTarget, path: Path) -> None:
+def draw_latents(evaluated: EvaluatedRun, settings: EvaluateSettings) -> Path:
     """Draw the codes over an episode, unperturbed and shuffled.
 
     Source: Tang and Ha (2021, https://arxiv.org/abs/2109.02869), Figure 4.
@@ -51,6 +51,7 @@ def draw_latents(target: EvaluationTarget, path: Path) -> None:
     Raises:
         UnfitTokensError: no sensory layer.
     """
+    target, path = evaluated.target, evaluated.files.unused("latents.png")
     validate_codes(target)
     # Play the same episode twice, with and without a permutation.
     numbers = [longest(target, STEPS)]
@@ -85,9 +86,10 @@ def draw_latents(target: EvaluationTarget, path: Path) -> None:
         difference = f"the episodes differ: they have {steps} steps"
     figure.suptitle(difference, color=INK, fontsize=10)
     save_png(figure, path)
+    return path
 
 
-def draw_code_map(target: EvaluationTarget, path: Path) -> None:
+def draw_code_map(evaluated: EvaluatedRun, settings: EvaluateSettings) -> Path:
     """Draw a t-SNE map of the codes of a shuffled episode, with frames.
 
     Codes are grouped on the map by k-means. Each group shows the frames of the samples
@@ -102,6 +104,7 @@ def draw_code_map(target: EvaluationTarget, path: Path) -> None:
     """
     from sklearn.cluster import KMeans
 
+    target, path = evaluated.target, evaluated.files.unused("codes.png")
     validate_codes(target)
     # Record a long episode, with its environments for the frames.
     numbers = [longest(target, STEPS)]
@@ -115,6 +118,7 @@ def draw_code_map(target: EvaluationTarget, path: Path) -> None:
     groups = KMeans(GROUPS, n_init=10, random_state=target.seed).fit(places)
     nearest = groups.transform(places).argsort(0, kind="stable")[:SAMPLES].T
     _draw_map(recording, places, groups.labels_, nearest, path)
+    return path
 
 
 def embed(codes: np.ndarray, seed: int) -> np.ndarray:
@@ -180,9 +184,7 @@ def _frames(env: BatchedEnv) -> list[np.ndarray]:
     return [np.broadcast_to(frame, (*frame.shape[:2], 3)) for frame in frames]
 
 
-def draw_attended(
-    target: EvaluationTarget, transfers: Sequence[TransferEnv], path: Path
-) -> None:
+def draw_attended(evaluated: EvaluatedRun, settings: EvaluateSettings) -> Path:
     """Draw the most attended patches at evenly spread steps of an episode.
 
     Rows are the unperturbed episode, the same one shuffled, and the transfer
@@ -194,7 +196,7 @@ def draw_attended(
     Raises:
         UnfitTokensError: tokens that are not patches, or a policy without attention.
     """
-    # Only patches can be drawn on a picture.
+    target = evaluated.target
     if target.make_env(1).patch_grid is None:
         name = target.env["name"]
         raise UnfitTokensError(f"expected patches of a picture, which {name} has not")
@@ -208,12 +210,14 @@ def draw_attended(
         _row(target.make_env(1), target.policies, "shuffled", shuffled=True),
         *(
             _row(target.make_env(1, **transfer.env), transfer.policies, transfer.label)
-            for transfer in transfers
+            for transfer in evaluated.transfers
             if not transfer.missing
         ),
     ]
     sheet = _joined([_joined(row, axis=1) for row in rows], axis=0)
+    path = evaluated.files.unused("patches.png")
     opencv().imwrite(str(path), sheet[..., ::-1])
+    return path
 
 
 def _joined(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:

@@ -38,11 +38,11 @@ def record(
     max_steps: int | None = None,
     keep_envs: bool = False,
 ) -> Recording:
-    """Play an episode in each of some evaluation environments.
+    """Play one episode in each of the given evaluation environments.
 
     The first agent of the only group is recorded. The numbers of the environments
-    increase by 1. ``shuffled`` permutes the tokens at reset, ``max_steps`` cuts long
-    episodes, and ``keep_envs`` keeps copies of a single environment, to draw them.
+    increase by 1. ``shuffled`` permutes the tokens at reset, ``max_steps`` truncates
+    episodes, and ``keep_envs`` keeps copies of a single environment for drawing.
     """
     env = target.make_env(len(numbers), first=numbers[0])
     rollout = make_rollout(env, target.policies, shuffled, max_steps)
@@ -73,7 +73,7 @@ def record(
 def longest(target: EvaluationTarget, max_steps: int) -> int:
     """Return the number of the environment with the longest of `CANDIDATES` episodes.
 
-    Environments of pictures have slow simulators: the first one is taken.
+    Environments with image observations have slow simulators: return the first number.
     """
     if is_picture(target):
         return 0
@@ -105,12 +105,9 @@ def validate_codes(target: EvaluationTarget) -> None:
 
 
 def blank_tokens(target: EvaluationTarget, group: str) -> Tokens:
-    """Return zeros in the shape of one agent's observation."""
-    spec = target.describe().groups[group].tokens
-    shape = (1, 1, spec.num_tokens)
-    types = torch.zeros(shape, dtype=torch.int64, device=target.device)
-    features = types.new_zeros(*shape, spec.num_features)
-    return Tokens(features.to(getattr(torch, spec.dtype)), types, types.bool())
+    """Return zeros in the shape of one agent's observation, batch ``(1, 1)``."""
+    tokens = target.describe().groups[group].tokens.zeros(1)
+    return tokens.map(lambda tensor: tensor[None].to(target.device))
 
 
 def make_rollout(

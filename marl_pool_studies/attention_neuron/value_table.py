@@ -1,15 +1,14 @@
 """A scripted teacher for Pong that reads the console's memory.
 
-Tables have the value of each action for returning the ball, also with sticky actions.
+Its tables hold the value of each action for returning the ball, also with sticky
+actions.
 """
 
 from functools import cache
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
@@ -34,7 +33,8 @@ from marl_pool_studies.attention_neuron.console import (
 UP, DOWN = 2, 3
 """Native actions."""
 DIRECTIONS = (0, 0, -1, 1, -1, 1)
-"""Direction of each native action: 1 is down, -1 is up and the index of the last."""
+"""Direction of each native action: 1 is down, -1 up. As indices of `SIGNS` and `MOVES`,
+-1 is the last place."""
 SIGNS = (0, 1, -1)
 """Directions of the moves: stay, down, up."""
 MOVES = (NOOP, DOWN, UP)
@@ -46,11 +46,11 @@ WAITING_SCALE = 500.0
 TEMPERATURE = 0.015
 """Temperature in points: action values divided by it are logits."""
 SPARE = 32
-"""Number of controllers kept for environments other than those asked about last."""
+"""Number of controllers kept for environments other than those labelled last."""
 
 # The grid of the tables.
 CELL = PUSH / 3
-"""Distance of neighbouring grid points in pixels."""
+"""Distance between neighbouring grid points, in pixels."""
 HALF_WIDTH = 40
 """Grid points on each side of the ball's crossing."""
 OFFSETS = CELL * np.arange(-HALF_WIDTH, HALF_WIDTH + 1)
@@ -64,7 +64,7 @@ LAG = 0.293
 HIT_RANGE = (-19.5, 3.6)
 """Offsets at which the paddle returns the ball."""
 STEEP_OFFSETS = (-13.0, -1.0)
-"""Below the first the ball leaves two rows a frame downwards, above the second
+"""Below the first the ball leaves at two rows per frame downwards, above the second
 upwards."""
 DOWNWARD_WINS = ((0, 127),)
 """Crossings from which a steep downward shot wins."""
@@ -83,8 +83,8 @@ OFFSET_STD = 2.0
 class ValueController:
     """Mirror a game on a second console, and choose the action of highest value.
 
-    An approaching ball that leaves the paddle at two rows a frame wins from some rows;
-    no other return does. `action_values` estimates the probability that an action
+    An approaching ball that leaves the paddle at two rows per frame wins from some
+    rows; no other return does. `action_values` estimates the probability that an action
     leads to such a return, or to a miss. While no ball approaches, the paddle goes to
     `WAITING_ROW`. Everything that the choice depends on is visible on the screen.
     """
@@ -135,29 +135,19 @@ class ValueController:
         self.action = MOVES[int(self.values.argmax())]
 
 
-class ValueTableAnswer(NamedTuple):
-    """Answers of `ValueTableTeacher`, a row for each environment."""
-
-    actions: Tensor
-    """``(num_envs, 1)`` int64 actions of the environment; no-ops after the end."""
-    values: Tensor
-    """``(num_envs, 1, n)`` values of its actions in points; 0 after the end."""
-    targets: Tensor
-    """``(num_envs, 1, K)`` privileged targets, see `privileged_targets`."""
-
-
 class ValueTableTeacher(Teacher):
     r"""Label the states of `Pong` environments with actions and their values.
 
-    It is no policy, since it does not look at the screen. A second console for each
-    game, led through the same actions with the same seed, shows it the ball and the
-    paddle, and a table has the value of each action there: `ValueController`.
+    The teacher is not a policy, since it does not look at the screen. A second console
+    for each game replays the same actions with the same seed and shows the ball and the
+    paddle, and a table holds the value of each action there: `ValueController`.
 
-    The executed actions may be anybody's, so that it can label the states that a
-    student visits (`DAgger <https://arxiv.org/abs/1011.0686>`_). Its answers depend on
-    the game and its actions only, not on when it was asked. Its logits are
+    The executed actions may come from any player, so that the teacher can label the
+    states that a student visits (`DAgger <https://arxiv.org/abs/1011.0686>`_). Its
+    labels depend only on the game and its actions. Its logits are
     :math:`Q(s, a) / \tau` with action values Q in points and :math:`\tau` =
-    `TEMPERATURE`; their margin is the cost of a wrong action.
+    `TEMPERATURE`; their margin is the cost of a wrong action. After the end of a game
+    the action is a no-op and the logits are 0. Its targets are `privileged_targets`.
     """
 
     has_logits = True
@@ -171,16 +161,12 @@ class ValueTableTeacher(Teacher):
     def label(
         self, env: BatchedEnv, tokens: Tokens, state: State, noise: Stream | None
     ) -> TeacherLabel:
-        labels = self.answer(env)  # type: ignore[arg-type]
-        logits = labels.values / TEMPERATURE
-        return TeacherLabel(labels.actions, logits, (), labels.targets)
-
-    def answer(self, env: Pong) -> ValueTableAnswer:
-        """Label the present states.
+        """Label the present states; see `Teacher.label`.
 
         Raises:
             InputError: the environment was never reset.
         """
+        assert isinstance(env, Pong)
         if bool((env.noops == UNKNOWN).any()):
             raise InputError("pong: expected games that have begun, got none: reset it")
         # Find the controller of each game, or make one.
@@ -191,10 +177,10 @@ class ValueTableTeacher(Teacher):
             if cached is None or cached.options != options:
                 cached = ValueController(*options)
             controllers[number] = cached
-        # Keep some others: training and validation environments ask in turn.
+        # Keep some others: training and validation environments alternate.
         idle = {k: v for k, v in self._controllers.items() if k not in controllers}
         self._controllers = {**dict(list(idle.items())[-SPARE:]), **controllers}
-        # Lead each controller through its game's actions, then ask it.
+        # Replay each game's actions on its controller, then read the label.
         logs, steps = env.action_log.cpu().numpy(), env.steps.tolist()
         starts = zip(env.noops.tolist(), env.game_seeds.tolist(), strict=True)
         order = env.native_actions.tolist()
@@ -205,9 +191,10 @@ class ValueTableTeacher(Teacher):
             actions.append([order.index(controller.action)])
             values.append([[controller.values[DIRECTIONS[native]] for native in order]])
             targets.append(privileged_targets(controller.state))
-        return ValueTableAnswer(
+        return TeacherLabel(
             torch.tensor(actions, device=env.device),
-            torch.tensor(values, dtype=torch.float32, device=env.device),
+            torch.tensor(values, dtype=torch.float32, device=env.device) / TEMPERATURE,
+            (),
             torch.from_numpy(np.stack(targets))[:, None].to(env.device),
         )
 
@@ -230,7 +217,7 @@ def action_values(
     """
     # Offsets are relative to the row where the ball arrives.
     row = crossing(state)
-    # Earlier than the tables begin, take their first entry of the same phase.
+    # Before the range of the tables, take their first entry of the same phase.
     frames_left = max((PADDLE_COLUMN - state.ball_x) // state.velocity_x, 1)
     if frames_left > FRAMES:
         frames_left -= -(-(frames_left - FRAMES) // frame_skip) * frame_skip
@@ -278,10 +265,8 @@ def solve(frame_skip: int, sticky: float) -> np.ndarray:
     # Coordinates of the grid: indices of the rest position, offsets of the paddle.
     rest_index, paddle = np.arange(size)[:, None], OFFSETS[None]
     for frames_left, last, action in product(range(1, FRAMES + 1), range(3), range(3)):
-        frames, total = (
-            min(frames_left, frame_skip),
-            values[frames_left, :, last, action],
-        )
+        frames = min(frames_left, frame_skip)
+        total = values[frames_left, :, last, action]
         # Average over the number of frames for which the last action sticks.
         for stuck in range(frames + 1):
             # The dynamics are linear: paddle' = kept * paddle + gained * rest + shift.

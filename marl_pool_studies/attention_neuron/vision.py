@@ -51,7 +51,7 @@ class Vision(SensorAgent):
         pooling: ``{"name": "vision_neuron", **options}``, with M a square number.
         convolutions: (channels, kernel, stride) of each.
         hidden: widths of the linear layers after the convolutions.
-        memory: units of the GRU; 0 for none, a memoryless agent.
+        memory: units of the GRU; 0 for an agent without memory.
         readout: widths of hidden layers with ReLU between the GRU and the output.
         seed: of the initial weights.
     """
@@ -198,7 +198,7 @@ class Vision(SensorAgent):
         if counts is None and features.dtype == torch.uint8:
             features, counts = unique_patches(features, padding)
             padding = None
-        # Where a CNN embeds the patches, one cast to autocast's dtype, not two.
+        # If a CNN embeds the patches, cast to autocast's dtype once, not twice.
         device, dtype = features.device.type, None
         if self.sensor.embedding is not None and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)

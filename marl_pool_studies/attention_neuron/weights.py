@@ -6,7 +6,7 @@ a model one after the other. `PUBLISHED` lists the layers that hold them here.
 """
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.tokens import TokenSpec
 from marl_pool.utils.errors import InputError, explain_os_errors
-from marl_pool_studies.attention_neuron.published import CAR_RACING
+from marl_pool_studies.attention_neuron.published import DATA
 from marl_pool_studies.plugin import WEIGHTS
 
 ARRAY = "params"
@@ -36,15 +36,15 @@ class PublishedModel(NamedTuple):
 
     env: Mapping[str, Any]
     """Environment that it acts in: name, and options that are not defaults."""
-    spec: TokenSpec
-    """Spec of that environment's tokens."""
+    spec: Mapping[str, Any]
+    """Arguments of that environment's `TokenSpec`."""
     num_actions: int
     """Size of an action, whose numbers are in [-1, 1]."""
     policy: Mapping[str, Any]
     """Equivalent policy of this package: name and options."""
-    layers: tuple[str, ...]
+    layers: Sequence[str]
     """Layers of that policy, in the order of the file."""
-    by_pixel: Mapping[str, tuple[int, int]] = {}
+    by_pixel: Mapping[str, Sequence[int]] = {}
     """Pixels and frames by the name of a weight whose first columns are ordered pixel
     by pixel in the file, with all frames of a pixel side by side; this package orders
     them frame by frame."""
@@ -58,7 +58,8 @@ class PublishedModel(NamedTuple):
         """Return the policy with random weights."""
         bound = (1.0,) * self.num_actions
         actions = ActionSpec(low=tuple(-limit for limit in bound), high=bound)
-        context = {"spec": self.spec, "action_space": actions, "seed": 0}
+        spec = TokenSpec(**self.spec)
+        context = {"spec": spec, "action_space": actions, "seed": 0}
         options = dict(self.policy)
         policy: SpecifiedPolicy = build(
             options.pop("name"), POLICIES, "policy", SpecifiedPolicy, options, context
@@ -66,91 +67,8 @@ class PublishedModel(NamedTuple):
         return policy
 
 
-PUBLISHED: dict[str, PublishedModel] = {
-    "cartpole_pi": PublishedModel(
-        env={"name": "cartpole"},
-        spec=TokenSpec(5, 1, ("channel",), has_self=False),
-        num_actions=1,
-        policy={
-            "name": "sensory",
-            "pooling": {
-                "name": "attention_neuron",
-                "num_codes": 16,
-                "message_dim": 32,
-                "scale": False,
-                "bias": False,
-            },
-            "hidden": [],
-        },
-        layers=("sensor.cell", "sensor.query", "sensor.key", "body.0"),
-    ),
-    "ant_pi": PublishedModel(
-        env={"name": "ant_bullet"},
-        spec=TokenSpec(28, 1, ("channel",), has_self=False),
-        num_actions=8,
-        policy={
-            "name": "sensory",
-            "pooling": {"name": "attention_neuron", "num_codes": 32, "message_dim": 32},
-            "hidden": [32],
-        },
-        layers=("sensor.cell", "sensor.query", "sensor.key", "body.0", "body.2"),
-    ),
-    "ant_mlp": PublishedModel(
-        env={"name": "ant_bullet"},
-        spec=TokenSpec(28, 1, ("channel",), has_self=False),
-        num_actions=8,
-        policy={"name": "feed_forward", "hidden": [32, 32]},
-        layers=("body.0", "body.2", "body.4"),
-    ),
-    "carracing": PublishedModel(
-        env={"name": "car_racing", **CAR_RACING},
-        spec=TokenSpec(529, 147, ("patch",), has_self=False, dtype="uint8"),
-        num_actions=3,
-        policy={
-            "name": "attention_agent",
-            "message_dim": 4,
-            # The pixel in the middle of a patch, on a screen of 96.
-            "first_place": 3 / 96,
-            "place_step": 4 / 96,
-        },
-        layers=("query", "key", "cell", "output"),
-    ),
-    "carracing_pi": PublishedModel(
-        env={"name": "car_racing"},
-        spec=TokenSpec(
-            256, 144, ("patch",), has_self=False, dtype="uint8", num_frames=4
-        ),
-        num_actions=3,
-        policy={
-            "name": "attention_agent",
-            "pooling": {
-                "name": "vision_neuron",
-                "num_codes": 1024,
-                "value_dim": 16,
-                "message_dim": 16,
-                "affine": False,
-            },
-            "message_dim": 4,
-            "scale": False,
-            "mixing": True,
-        },
-        layers=(
-            "sensor.query",
-            "sensor.key",
-            "sensor.value",
-            "query",
-            "key",
-            "cell",
-            "output",
-            "gate.0",
-            "gate.2",
-        ),
-        # The values' columns are frame by frame in the file, too. The keys' last three
-        # are of the previous action.
-        by_pixel={"sensor.key.weight": (36, 3)},
-    ),
-}
-"""Published models by the name of their folder."""
+PUBLISHED = {name: PublishedModel(**model) for name, model in DATA["models"].items()}
+"""Published models by the name of their folder, from ``published.yaml``."""
 
 
 def import_command(arguments: Namespace, overrides: list[str]) -> int:
@@ -164,7 +82,7 @@ def import_command(arguments: Namespace, overrides: list[str]) -> int:
 def import_weights(file: str | Path, agent: str, out: str | Path) -> Path:
     """Convert a published file to the new folder of a policy, for `load_policy`.
 
-    ``config.json`` holds the environment that it acts in under ``env``.
+    ``config.json`` holds the policy's environment under ``env``.
 
     Raises:
         InputError: a folder that exists or cannot be written; see `load_published`.
@@ -188,18 +106,13 @@ def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
             kind, or whose array has another name, another length or numbers that are
             not finite.
     """
-    # Build the agent, and check that the file has its number of weights.
     if agent not in PUBLISHED:
         raise unknown("agent", agent, PUBLISHED)
     published = PUBLISHED[agent]
     policy = published.build()
     array, size = _read(Path(file)), published.size
     if array.ndim != 1 or array.dtype.kind != "f" or len(array) != size:
-        fits = [
-            name
-            for name, candidate in PUBLISHED.items()
-            if candidate.size == array.size
-        ]
+        fits = [name for name, model in PUBLISHED.items() if model.size == array.size]
         hint = f"; that is the size of {fits[0]}" if fits else ""
         raise InputError(
             f"{file}: expected {size} numbers for {agent}, got an array of shape "

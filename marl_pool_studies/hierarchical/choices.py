@@ -14,7 +14,7 @@ Credit = Literal["own", "batch"]
 
 
 def merging_schedule(num_tokens: int, proportion: float, num_layers: int) -> list[int]:
-    """Compute the merges of each layer, ``r = ⌊p T / 2⌋`` of the T tokens left.
+    """Compute the merges of each layer, ``r = ⌊p T / 2⌋`` of its T tokens.
 
     256 tokens become 91, 27 and 1 over 8 layers with p = 0.25, 0.5 and 1.
 

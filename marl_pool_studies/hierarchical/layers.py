@@ -31,12 +31,7 @@ from marl_pool.encoders.pairs import (
 )
 from marl_pool.encoders.transformer import TransformerLayer
 from marl_pool.kernels.attention import validate_heads
-from marl_pool.options.types import (
-    NonNegativeFloat,
-    Probability,
-    Repeats,
-    Size,
-)
+from marl_pool.options.types import NonNegativeFloat, Probability, Repeats, Size
 from marl_pool.utils.errors import InputError
 
 
@@ -141,7 +136,7 @@ class LayerStack(nn.Module):
 
     def __init__(self, settings: Hierarchy) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings, self.masked = settings, settings.log_prob == "masked"
 
     def forward(
         self, x: Tensor, schedule: Sequence[int], chance: Chance
@@ -216,11 +211,8 @@ class HierarchicalEncoder(LayerStack):
         scores = logits.detach()
         if chance.explore or self.settings.policy == "random":
             scores = scores + gumbel(scores, chance.generator)
-        # Merge the pairs, and take the log-probability of each choice.
         pairs = choose_pairs(scores, count)
-        log_probs = pair_log_prob(
-            logits, pairs, masked=self.settings.log_prob == "masked"
-        )
+        log_probs = pair_log_prob(logits, pairs, masked=self.masked)
         merged, log_probs = self.scaled(self.layer.merged(x, pairs), log_probs)
         # Append the merged tokens to the unchanged ones, then refine all.
         unchanged = others(torch.cat(pairs[:2], 1), x.shape[1])
@@ -271,7 +263,6 @@ class HierarchicalDecoder(LayerStack):
         With ``forced (B, R)``, the indices of the tokens to unmerge, for teacher
         forcing, ``log_prob`` is the mean log-probability of choosing each.
         """
-        # Choose the tokens to unmerge.
         x, norm = self.entrance(x, depth, chance.generator)
         logits = self._logits(x)
         if forced is None:
@@ -281,9 +272,7 @@ class HierarchicalDecoder(LayerStack):
             indices = choose_tokens(scores, count)
         else:
             indices = forced
-        log_probs = token_log_prob(
-            logits, indices, masked=self.settings.log_prob == "masked"
-        )
+        log_probs = token_log_prob(logits, indices, masked=self.masked)
         # If all tokens are chosen, there is no choice to credit.
         if count == x.shape[1]:
             log_probs = torch.zeros_like(log_probs)

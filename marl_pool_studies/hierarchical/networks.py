@@ -44,9 +44,7 @@ def fourier_positions(height: int, width: int, bands: int) -> Tensor:
     y, x = torch.meshgrid(rows, columns, indexing="ij")
     low, high = 1 / max(height, width), min(height, width) / 2
     frequencies = torch.linspace(low, high, bands)
-    angles = [
-        2 * math.pi * coordinate[..., None] * frequencies for coordinate in (y, x)
-    ]
+    angles = [2 * math.pi * axis[..., None] * frequencies for axis in (y, x)]
     waves = [wave for angle in angles for wave in (angle.sin(), angle.cos())]
     return torch.cat([*waves, x[..., None], y[..., None]], -1)
 
@@ -96,9 +94,8 @@ class PixelQueries(nn.Module):
         self.register_buffer("positions", positions, persistent=False)
         self.to_query = nn.Linear(positions.shape[-1], dim)
         self.answer = Refinement(dim, num_heads)
-        self.feedforward = nn.Sequential(
-            nn.LayerNorm(dim), merging_mlp(dim, dim, 2 * dim)
-        )
+        mlp = merging_mlp(dim, dim, 2 * dim)
+        self.feedforward = nn.Sequential(nn.LayerNorm(dim), mlp)
         self.last_norm, self.last = nn.LayerNorm(dim), nn.Linear(dim, channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -172,7 +169,7 @@ class ImageAutoencoder(MergingNetwork):
 
 
 class MergedClassifier(MergingNetwork):
-    """Map images to patches, merge them, and classify the mean of the tokens left.
+    """Map images to patches, merge them, and classify the mean of the remaining tokens.
 
     The mean is layer-normalised first, as usual after pre-norm blocks.
 

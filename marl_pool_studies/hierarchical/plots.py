@@ -1,5 +1,6 @@
 """Plots of the hierarchical autoencoder: reconstructions and merging policies."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ def draw_reconstructions(rows: Mapping[str, Tensor], path: Path) -> None:
 
 @figure_style()
 def draw_policies(
-    images: Tensor, policies: Tensor, dependence: Dependence, side: int, path: Path
+    images: Tensor, policies: Tensor, dependence: Dependence, path: Path
 ) -> None:
     """Plot the merging policies of some tokens, for a few images.
 
@@ -45,10 +46,11 @@ def draw_policies(
 
     Source: Nair and Lieck, Figure 4, right.
 
-    ``images (n, H, W, C)`` are in [0, 1], ``policies (n, T, T)`` belong to the first
-    merge, and ``side`` is √T, the patches in each direction.
+    ``images (n, H, W, C)`` are in [0, 1], and ``policies (n, T, T)`` belong to the
+    first merge of √T × √T patches.
     """
     # Choose tokens that are spread evenly over the image.
+    side = math.isqrt(policies.shape[1])
     places = torch.linspace(0, side - 1, min(SIDE, side)).round().long().tolist()
     tokens = [row * side + column for row in places for column in places]
     columns = 1 + len(places)

@@ -22,16 +22,7 @@ from marl_pool.options.types import (
 )
 from marl_pool.training.supervised.task import Batch, LossAndMetrics, validate_no_part
 from marl_pool.utils.errors import InputError
-from marl_pool_studies.hierarchical.choices import (
-    Credit,
-    dependence,
-    depth_probabilities,
-    divergences,
-    merging_schedule,
-    sample_depth,
-    surrogate,
-    validate_schedule,
-)
+from marl_pool_studies.hierarchical import choices
 from marl_pool_studies.hierarchical.layers import Chance, Hierarchy, NetworkOutput
 from marl_pool_studies.hierarchical.networks import (
     ImageAutoencoder,
@@ -56,7 +47,7 @@ class Level(NamedTuple):
     schedule: list[int]
     """Merges of each layer."""
     tokens: int
-    """Number of tokens left."""
+    """Number of remaining tokens."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -100,7 +91,7 @@ class MergedImages(Hierarchy, ImageTask):
     """Increase of ρ in each epoch, up to 1."""
     proportional: bool = False
     """Sample depths with ``P(d) ∝ ρ^d``; see `depth_probabilities`."""
-    credit: Credit = "own"
+    credit: choices.Credit = "own"
     """Weight of a sample's log-probability: its own loss or the batch's."""
     baseline: bool = False
     """Subtract the mean loss of the other samples."""
@@ -128,7 +119,6 @@ class MergedImages(Hierarchy, ImageTask):
                 f"decoder, got {self.pretrain_epochs}"
             )
         check_patch(self.size, self.patch)
-        # Compute the merges of each layer for the proportions and levels.
         self.num_tokens = (self.size // self.patch) ** 2
         self.trained = self._levels("task.proportions", self.proportions)
         self.measured = self._levels("task.levels", self.levels)
@@ -136,19 +126,14 @@ class MergedImages(Hierarchy, ImageTask):
 
     def _levels(self, where: str, proportions: Sequence[float]) -> list[Level]:
         if self.schedule is not None:
-            validate_schedule(self.num_tokens, self.schedule)
+            choices.validate_schedule(self.num_tokens, self.schedule)
             schedules = [list(self.schedule)]
         elif proportions:
-            count, layers = self.num_tokens, self.num_layers
-            schedules = [
-                merging_schedule(count, proportion, layers)
-                for proportion in proportions
-            ]
+            count, depth = self.num_tokens, self.num_layers
+            schedules = [choices.merging_schedule(count, p, depth) for p in proportions]
         else:
             raise InputError(f"{where}: expected at least one number, got []")
-        return [
-            Level(schedule, self.num_tokens - sum(schedule)) for schedule in schedules
-        ]
+        return [Level(merges, self.num_tokens - sum(merges)) for merges in schedules]
 
     @property
     def layout(self) -> ImageLayout:
@@ -172,7 +157,7 @@ class MergedImages(Hierarchy, ImageTask):
         grown = self.rho_step * max(epoch - self.pretrain_epochs, 0)
         rho = min(self.rho + grown, 1.0)
         self.depths = [
-            depth_probabilities(
+            choices.depth_probabilities(
                 rho, len(level.schedule), proportional=self.proportional
             )
             for level in self.trained
@@ -193,12 +178,12 @@ class MergedImages(Hierarchy, ImageTask):
             return self._measure(network, images, batch, chance)
         # Merge a random proportion of tokens, down to a random depth.
         number = self.sample_level(generator)
-        depth = sample_depth(self.depths[number], generator)
+        depth = choices.sample_depth(self.depths[number], generator)
         answer = network(images, self.trained[number].schedule[:depth], chance)
         # Credit the sampled choices with the loss.
         numbers = self.losses(answer.output.float(), batch)
         losses, *_ = numbers.values()
-        loss = surrogate(
+        loss = choices.surrogate(
             losses, answer.log_prob, credit=self.credit, baseline=self.baseline
         )
         return LossAndMetrics(
@@ -218,7 +203,7 @@ class MergedImages(Hierarchy, ImageTask):
         if self.num_tokens > 1 and self.policy != "random":
             # Information about the image, within this batch.
             policies = cast(MergingNetwork, network).first_policy(images, chance)
-            metrics["policy_information"] = divergences(policies)
+            metrics["policy_information"] = choices.divergences(policies)
         return LossAndMetrics(metrics[self.metric].mean(), metrics)
 
     @override
@@ -232,11 +217,8 @@ class MergedImages(Hierarchy, ImageTask):
         images = scaled(self.images["test"][:POLICY_IMAGES])
         chance = Chance(generator, explore=False)
         policies = cast(MergingNetwork, network).first_policy(images, chance)
-        policy_dependence = dependence(policies)
         path = folder / "policies.png"
-        draw_policies(
-            images[:2], policies[:2], policy_dependence, self.size // self.patch, path
-        )
+        draw_policies(images[:2], policies[:2], choices.dependence(policies), path)
         return [path]
 
 

@@ -74,7 +74,7 @@ def wishart_mixtures(
     ``rows (B,)`` int64 are numbers of mixtures, ``entities`` and ``clusters`` bounds of
     the numbers of points and of components; C is the upper bound.
     """
-    # Sample all uniform numbers of a row at once: two for the set, seven a cluster.
+    # Sample all uniform numbers of a row at once: two for the set, seven per cluster.
     most = clusters[1]
     sampled = _uniform(rows, seed, MIXTURE, 2 + 7 * most)
     # Sample the number of clusters, and mark those that exist.
@@ -92,9 +92,8 @@ def wishart_mixtures(
     factors = math.sqrt(SPREAD) * torch.stack([upper, lower], -2)
     # All clusters of a set have the same weight.
     weights = present / count[:, None].double()
-    return _sample(
-        rows, seed, _integer(sampled[:, 0], entities), weights, means, factors
-    )
+    sizes = _integer(sampled[:, 0], entities)
+    return _sample(rows, seed, sizes, weights, means, factors)
 
 
 def four_gaussians(
@@ -119,9 +118,8 @@ def four_gaussians(
     weights = exponential / exponential.sum(1, keepdim=True)
     eye = torch.eye(2, dtype=torch.float64, device=rows.device)
     factors = (DEVIATION * eye).expand(*weights.shape, 2, 2)
-    return _sample(
-        rows, seed, _integer(sampled[:, 0], entities), weights, means, factors
-    )
+    sizes = _integer(sampled[:, 0], entities)
+    return _sample(rows, seed, sizes, weights, means, factors)
 
 
 def log_densities(mixtures: Mixtures) -> Tensor:
@@ -134,9 +132,8 @@ def log_densities(mixtures: Mixtures) -> Tensor:
     differences = mixtures.points[:, :, None] - mixtures.means[:, None]
     white = torch.einsum("bcde,bnce->bncd", inverse, differences)
     volume = mixtures.factors.det().abs().log() + math.log(2 * math.pi)
-    return (
-        mixtures.weights.log()[:, None] - volume[:, None] - white.square().sum(-1) / 2
-    )
+    peak = mixtures.weights.log() - volume
+    return peak[:, None] - white.square().sum(-1) / 2
 
 
 def validate_bounds(name: str, bounds: Bounds) -> None:
@@ -198,10 +195,8 @@ def _sample(
     # Transform standard normal numbers by the factor of each point's component.
     pick = labels[..., None].expand(-1, -1, 4)
     point_factors = factors.flatten(2).gather(1, pick).unflatten(-1, (2, 2))
-    points = (
-        means.gather(1, pick[..., :2]) + (point_factors @ normal[..., None])[..., 0]
-    )
-    # Pad the smaller sets.
+    offsets = (point_factors @ normal[..., None])[..., 0]
+    points = means.gather(1, pick[..., :2]) + offsets
     padding = torch.arange(most, device=rows.device) >= sizes[:, None]
     return Mixtures(
         points.masked_fill(padding[..., None], 0).float(),
@@ -214,9 +209,8 @@ def _sample(
 
 
 def _uniform(rows: Tensor, seed: int, stream: int, count: int) -> Tensor:
-    keys = stream_keys(
-        seed, rows, torch.zeros_like(rows), Purpose.LEARNING, part=stream
-    )
+    episodes = torch.zeros_like(rows)
+    keys = stream_keys(seed, rows, episodes, Purpose.LEARNING, part=stream)
     return uniform(keys, count)
 
 

@@ -179,7 +179,6 @@ class SwarmTransformer(nn.Module):
             self.intensities = _embedding(num_levels, width)
             self.channels = _embedding(shape[2], width) if shape[2] > 1 else None
             self.classes = _embedding(num_classes, width)
-        # The layer outputs a logit for each level of intensity.
         with seeded(seed, "layers"):
             self.layer = SwarmLayer(width, units, num_levels, iterations, "causal")
         self.units, self.iterations = units, iterations
@@ -240,21 +239,19 @@ def sinusoids(shape: tuple[int, int, int], width: int) -> Tensor:
 
     They are, for each of ``width / 4`` frequencies f: the sines of ``2 π f column / W``
     and ``2 π f row / W``, then the cosines of both. The frequencies are geometrically
-    spaced from 1 to ``max(H, W) / 2`` cycles an image.
+    spaced from 1 to ``max(H, W) / 2`` cycles per image.
 
     Source: the published code of SWARM; its text refers to the Image Transformer
     (https://arxiv.org/abs/1802.05751).
 
-    ``shape`` is height, width and channels, of which a pixel's share an encoding;
+    ``shape`` is height, width and channels; the channels of a pixel share an encoding.
     ``width`` is a multiple of 4.
     """
     height, columns, channels = shape
     highest = math.log10(max(height, columns) / 2)
     cycles = torch.logspace(0, highest, width // 4, dtype=torch.float64)
-    row, column = torch.meshgrid(
-        torch.arange(height), torch.arange(columns), indexing="ij"
-    )
-    places = torch.stack([column.flatten(), row.flatten()], -1) / columns
+    row_column = torch.cartesian_prod(torch.arange(height), torch.arange(columns))
+    places = row_column.flip(-1) / columns
     angles = 2 * math.pi * cycles[:, None] * places[:, None].double()
     waves = torch.cat([angles.sin(), angles.cos()], -1).flatten(1)
     return waves.to(torch.get_default_dtype()).repeat_interleave(channels, 0)
@@ -271,17 +268,12 @@ def _draw(images: Tensor, num_levels: int, path: Path) -> None:
     """Plot ``(rows, columns, H, W, C)`` images as a sheet with gray borders."""
     bright = images.float() / (num_levels - 1)
     framed = nn.functional.pad(bright, (0, 0, 1, 1, 1, 1), value=0.5)
-    rows, columns, height, width, channels = framed.shape
-    # Join the images to one large image, with a gray border around each.
-    sheet = framed.permute(0, 2, 1, 3, 4).reshape(
-        rows * height, columns * width, channels
-    )
-    # Repeat gray over the three color channels.
-    colored = sheet if channels == 3 else sheet.expand(-1, -1, 3)
+    rows, columns, height = framed.shape[:3]
+    # Join the images to one, whose single gray channel is repeated over the colors.
+    sheet = framed.transpose(1, 2).flatten(2, 3).flatten(0, 1).expand(-1, -1, 3)
     figure = new_figure(0.6 * columns + 0.8, 0.6 * rows + 0.5)
     axes = figure.add_subplot()
-    axes.imshow(colored.numpy(), vmin=0, vmax=1)
-    # Label each row with its class.
+    axes.imshow(sheet.numpy(), vmin=0, vmax=1)
     middles = [(row + 0.5) * height - 0.5 for row in range(rows)]
     axes.set_yticks(middles, [str(row) for row in range(rows)])
     axes.set_xticks([])

@@ -53,10 +53,8 @@ def draw_clustering(
     probabilities = extra_entity(network, mixtures.points[0], extent, cells)
     assigned = colors[log_probs.argmax(-1)]
     files = [folder / "clustering.png", folder / "probabilities.png"]
-    figure = _side_by_side(mixtures, assigned, probabilities, extent)
-    save_png(figure, files[0], DPI)
-    figure = _probability_maps(mixtures, probabilities, colors, extent)
-    save_png(figure, files[1], DPI)
+    save_png(_side_by_side(mixtures, assigned, probabilities, extent), files[0], DPI)
+    save_png(_probability_maps(mixtures, probabilities, colors, extent), files[1], DPI)
     return files
 
 
@@ -71,11 +69,9 @@ def extra_entity(
     """
     x_min, x_max, y_min, y_max = extent
     steps = (torch.arange(cells) + 0.5) / cells
-    y, x = torch.meshgrid(
-        y_min + (y_max - y_min) * steps, x_min + (x_max - x_min) * steps, indexing="ij"
-    )
+    y, x = y_min + (y_max - y_min) * steps, x_min + (x_max - x_min) * steps
+    places = torch.cartesian_prod(y, x).flip(-1)
     # Evaluate as many cells at once as memory permits.
-    places = torch.stack([x, y], -1).flatten(0, 1)
     results = []
     for centres in places.split(max(1, AT_ONCE // (len(points) + 1))):
         context = points.expand(len(centres), -1, -1)
@@ -103,9 +99,8 @@ def draw_spread(spreads: dict[str, Tensor], path: Path) -> None:
     """
     figure = new_figure(1.2 + 0.9 * len(spreads), 3.2)
     axes = figure.subplots()
-    axes.violinplot(
-        [100 * spread.numpy() for spread in spreads.values()], showmedians=True
-    )
+    percents = [100 * spread.numpy() for spread in spreads.values()]
+    axes.violinplot(percents, showmedians=True)
     axes.set_xticks(range(1, len(spreads) + 1), list(spreads))
     axes.set(xlabel="entities", ylabel="loss: sd over orders / mean, %")
     axes.set_ylim(bottom=0)

@@ -259,11 +259,9 @@ def cluster_scores(log_probs: Tensor, labels: Tensor, padding: Tensor) -> Tensor
     The number of rows is K, too; rows beyond the clusters are zero.
     """
     outputs = log_probs.shape[-1]
-    masked_log_probs = log_probs.masked_fill(padding[..., None], 0.0)
-    scores = masked_log_probs.new_zeros(len(masked_log_probs), outputs, outputs)
-    return scores.scatter_add(
-        1, labels[..., None].expand_as(masked_log_probs), masked_log_probs
-    )
+    scores = log_probs.new_zeros(len(log_probs), outputs, outputs)
+    clusters = labels[..., None].expand_as(log_probs)
+    return scores.scatter_add(1, clusters, log_probs.masked_fill(padding[..., None], 0))
 
 
 def accuracy(

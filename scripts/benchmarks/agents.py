@@ -38,8 +38,8 @@ ALONE = 24
 def generation(size: Size) -> Iterator[Row]:
     """Measure generation 1 of CMA-ES: 256 vectors, 16 CartPole episodes each.
 
-    Beside our agents one at a time, and beside what one would write with pycma,
-    Gymnasium's vector environment and torch, a member at a time or all by `vmap`.
+    Compare with our agents one at a time, and with what one would write with pycma,
+    Gymnasium's vector environment and torch, one member at a time or all by `vmap`.
     """
     from benchmarks.peers import member_by_member, population_mapped  # needs cma
 

@@ -4,7 +4,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -17,6 +17,7 @@ from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.training.ppo.config import algorithm_config
+from marl_pool.training.ppo.runner import EPISODE_RETURNS
 from marl_pool.training.settings import TrainConfig
 
 
@@ -161,6 +162,11 @@ TASKS = {
 }
 
 
+def task_of(name: str, size: Size) -> Task:
+    """Return a task, of few environments at the tiny size."""
+    return replace(TASKS[name], num_envs=4) if size.tiny else TASKS[name]
+
+
 def on(device: str) -> list[str]:
     """Return overrides that place environments, runner and learner on a device."""
     return [] if device == "cpu" else [f"device={device}"]
@@ -184,7 +190,7 @@ def synchronize() -> None:
 def taking_turns(
     contenders: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: bool = True
 ) -> dict[str, list[float]]:
-    """Time contenders in turn, in seconds, so that a busy machine slows all alike.
+    """Time contenders alternately, in seconds, so that a busy machine slows all alike.
 
     Args:
         contenders: functions by name.
@@ -226,13 +232,13 @@ def compare(
     work: float | None = None,
     note: str = "",
 ) -> Row:
-    """Describe times of rounds beside a comparator's.
+    """Describe times of rounds, compared with a comparator's.
 
     Args:
         name: name of the row.
         ours: our times.
         baseline: the comparator's, of the same rounds.
-        comparator: what it is.
+        comparator: description of the comparator.
         unit: unit of the value.
         work: amount of work in a round; the value is then a rate.
         note: further text.
@@ -263,6 +269,12 @@ def build(config: dict[str, Any]) -> Any:
     algo = algorithm_config(TrainConfig.from_plain(config)).build_algo()
     torch.set_num_threads(config["threads"])
     return algo
+
+
+def finished_returns(sampled: Mapping[str, Any], group: str) -> list[float]:
+    """Return the returns of the episodes that ended in an iteration."""
+    returns = sampled.get(EPISODE_RETURNS, {}).get(group)
+    return returns if isinstance(returns, list) else []  # NaN without episodes
 
 
 def random_actions(env: BatchedEnv) -> dict[str, Tensor]:

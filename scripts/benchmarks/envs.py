@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.common import TASKS, Row, Size, random_actions, seconds
+from benchmarks.common import Row, Size, random_actions, seconds, task_of
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.boxworld.levels import MOST_AHEAD
@@ -15,7 +15,7 @@ from marl_pool.utils.devices import may_read
 BUDGET = 5_000
 """Maximal number of steps of a slow simulator."""
 NUM_ENVS = 16
-"""Environments of a third party in one batch."""
+"""Third-party environments in one batch."""
 MODULES = {
     "simple_spread": "mpe2.simple_spread_v3",
     "multiwalker": "pettingzoo.sisl.multiwalker_v9",
@@ -26,9 +26,9 @@ MODULES = {
 
 def env_alone(name: str) -> Callable[[Size], Iterator[Row]]:
     """Measure steps per second, observations and resets included."""
-    task = TASKS[name]
 
     def measure(size: Size) -> Iterator[Row]:
+        task = task_of(name, size)
         env = task.make_env(size)
         count = size.env_steps
         if name == "pong":  # an external simulator, hundreds of times slower
@@ -44,7 +44,7 @@ def env_alone(name: str) -> Callable[[Size], Iterator[Row]]:
 
 
 def workers(label: str) -> Callable[[Size], Iterator[Row]]:
-    """Measure a PettingZoo environment in two processes, beside one."""
+    """Measure a PettingZoo environment in two processes, compared with one."""
 
     def measure(size: Size) -> Iterator[Row]:
         options = {"module": MODULES[label], "seed": 1}
@@ -91,7 +91,7 @@ def stepping(env: BatchedEnv, count: int) -> Callable[[], None]:
 
 def levels(size: Size) -> Iterator[Row]:
     """Measure BoxWorld levels per second: sampled, checked and placed."""
-    task = TASKS["boxworld_pixels"]
+    task = task_of("boxworld_pixels", size)
     torch.set_num_threads(1)
     env = task.make_env(size)
     # Levels are sampled several episodes ahead; measure whole rounds of that.

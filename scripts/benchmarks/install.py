@@ -1,4 +1,4 @@
-"""Benchmark of an installation with the compiled kernel, beside one without it."""
+"""Benchmark of installations with the compiled kernel and without it."""
 
 import functools
 import os
@@ -59,7 +59,7 @@ def installation(size: Size) -> Iterator[Row]:
 
 
 def difference(name: str, values: dict[str, float], unit: str, note: str = "") -> Row:
-    """Describe a cost with the kernel beside that without it."""
+    """Describe a cost with the kernel, compared with the cost without it."""
     ours, plain = values["with"], values["without"]
     text = f"without the kernel: {number(plain)} {unit}, so {ours - plain:+.2g} {unit}"
     return Row(name, ours, unit, text, note=note)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import ray
 import torch
 
-from benchmarks.common import TASKS, Row, Size, Task, build, compare, random_actions
+from benchmarks.common import Row, Size, Task, build, compare, random_actions, task_of
 from marl_pool.compiled import compile
 from marl_pool.compiled.choice import use_kernels
 from marl_pool.compiled.native import call
@@ -93,11 +93,11 @@ NETWORKS = {
 
 
 TRAINED = {
-    "simple_centroid": TASKS["simple_centroid"],
-    "simple_tag": TASKS["simple_tag"],
-    "boxworld_50": TASKS["boxworld_pixels"],
+    "simple_centroid": "simple_centroid",
+    "simple_tag": "simple_tag",
+    "boxworld_50": "boxworld_pixels",
 }
-"""Tasks of the networks that are measured with trained weights too."""
+"""Tasks whose networks are also measured with trained weights."""
 RANGES = (1, 2, 4, 8)
 """Ranges of the scores that the kernel has a polynomial for."""
 
@@ -110,7 +110,7 @@ def kernel(name: str, *, trained: bool = False) -> Callable[[Size], Iterator[Row
         rows = min(network.rows, 16 * size.sets)
         if trained:
             on_cpu = replace(size, device="cpu")
-            module, tokens, remark = train(TRAINED[name], rows, on_cpu)
+            module, tokens, remark = train(task_of(TRAINED[name], size), rows, on_cpu)
             yield from passes(f"kernel/{name}/trained", module, tokens, size, remark)
         else:
             module, tokens = network.build(), network.batch(rows)
@@ -219,7 +219,7 @@ def passes(
 def train(task: Task, rows: int, size: Size) -> tuple[SetNetwork, Tokens, str]:
     """Train a policy briefly; return its network, observations and a description.
 
-    The weights decide which polynomial attention is computed by: the larger its scores,
+    The weights determine which polynomial computes attention: the larger its scores,
     the higher the degree.
     """
     batch = task.num_envs * min(32, task.fragment(size))

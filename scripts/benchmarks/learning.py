@@ -4,22 +4,24 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from benchmarks.common import (
-    TASKS,
     Row,
     Size,
     Task,
     build,
     by_torch,
     compare,
+    finished_returns,
     on,
     seconds,
     taking_turns,
+    task_of,
 )
 from benchmarks.sampling import floor_of
 from marl_pool.compiled import CompiledTokenPolicy
@@ -31,7 +33,6 @@ from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens
 from marl_pool.training.optimization import FlatParameters
 from marl_pool.training.ppo.module import build_policy
-from marl_pool.training.ppo.runner import EPISODE_RETURNS
 from marl_pool.training.ppo.train import RETURN_WINDOW
 
 GOALS = {"time_to_return": -1.45, "time_to_skill": -0.72}
@@ -47,11 +48,11 @@ Climb = dict[str, tuple[float, int] | None]
 
 
 def iteration(name: str, ppo: str = "paper") -> Callable[[Size], Iterator[Row]]:
-    """Measure one iteration of training beside torch, and beside its parts."""
-    task = TASKS[name]
+    """Measure one iteration of training, compared with torch and with its parts."""
     suffix = "" if ppo == "paper" else f"/{ppo}"
 
     def measure(size: Size) -> Iterator[Row]:
+        task = task_of(name, size)
         config = task.iteration(size, ppo)
         algo = build(config)
         (spec,) = algo.config.rl_module_spec.rl_module_specs.values()
@@ -86,7 +87,7 @@ def iteration(name: str, ppo: str = "paper") -> Callable[[Size], Iterator[Row]]:
 
 
 def iteration_of_critic(critic: str) -> Callable[[Size], Iterator[Row]]:
-    """Measure one iteration in simple_spread with a critic, beside torch."""
+    """Measure one iteration in simple_spread with a critic, compared with torch."""
 
     def measure(size: Size) -> Iterator[Row]:
         overrides = ["env=simple_spread", "ppo=fast_spread", f"critic={critic}"]
@@ -166,9 +167,9 @@ def gradient_of(policy: TokenPolicy, tokens: Tokens) -> Callable[[], None]:
 
 def two_learners(name: str) -> Callable[[Size], Iterator[Row]]:
     """Measure the same iteration by two learner processes of one thread each."""
-    task = TASKS[name]
 
     def measure(size: Size) -> Iterator[Row]:
+        task = task_of(name, size)
         config = task.iteration(size, num_learners=2)
         algo = build(config)
         algo.train()
@@ -197,8 +198,8 @@ def time_to_goals(size: Size) -> Iterator[Row]:
         with use_kernels("torch"):
             torchs.append(climb(seed, size.limit, size.device))
     for name, goal in GOALS.items():
-        times, steps = median_of(name, ours)
-        beside, beside_steps = median_of(name, torchs)
+        times, steps = median_of([climb[name] for climb in ours])
+        beside, beside_steps = median_of([climb[name] for climb in torchs])
         comparator = "kernels=torch: not reached"
         if beside is not None:
             comparator = f"kernels=torch: {beside:.3g} s, {beside_steps:,} env steps"
@@ -213,10 +214,12 @@ def time_to_goals(size: Size) -> Iterator[Row]:
         )
 
 
-def median_of(name: str, climbs: list[Climb]) -> tuple[float, int] | tuple[None, None]:
+def median_of(
+    results: Sequence[tuple[float, int] | None],
+) -> tuple[float, int] | tuple[None, None]:
     """Return the seconds and env steps of the median seed, if it reached the goal."""
-    reached = sorted(result for climb in climbs if (result := climb[name]) is not None)
-    middle = (len(climbs) - 1) // 2
+    reached = sorted(result for result in results if result is not None)
+    middle = (len(results) - 1) // 2
     return reached[middle] if middle < len(reached) else (None, None)
 
 
@@ -233,31 +236,43 @@ def spread(name: str, climbs: list[Climb], size: Size) -> str:
 
 
 def climb(seed: int, limit: float, device: str) -> Climb:
-    """Train with ``ppo=fast`` until every goal is reached or the time is up.
+    """Train with ``ppo=fast`` until every goal is reached or the time is up."""
+    return reach(compose("train", [f"seed={seed}", *on(device)]), "agent", GOALS, limit)
+
+
+def reach(
+    config: dict[str, Any],
+    group: str,
+    goals: Mapping[str, float],
+    limit: float,
+    most_steps: float = math.inf,
+) -> Climb:
+    """Train until a group's mean return has reached goals, or time or steps are up.
 
     The clock starts before the first iteration; a check is an iteration in which
     episodes ended. Returns the seconds and env steps for each goal.
     """
-    algo = build(compose("train", [f"seed={seed}", *on(device)]))
-    returns: list[float] = []
-    result: Climb = dict.fromkeys(GOALS)
-    streaks = dict.fromkeys(GOALS, 0)
-    began = time.perf_counter()
-    while None in result.values() and time.perf_counter() - began < limit:
+    algo = build(config)
+    returns: deque[float] = deque(maxlen=RETURN_WINDOW)
+    result: Climb = dict.fromkeys(goals)
+    streaks = dict.fromkeys(goals, 0)
+    steps, began = 0, time.perf_counter()
+    while (
+        None in result.values()
+        and steps < most_steps
+        and time.perf_counter() - began < limit
+    ):
         sampled = algo.train()["env_runners"]
-        finished = sampled.get(EPISODE_RETURNS, {}).get("agent")
-        finished = (
-            finished if isinstance(finished, list) else []
-        )  # NaN without episodes
-        returns = [*returns, *finished][-RETURN_WINDOW:]
+        steps = int(sampled["num_env_steps_sampled_lifetime"])
+        finished = finished_returns(sampled, group)
+        returns.extend(finished)
         if not finished or len(returns) < RETURN_WINDOW:
             continue
-        for name, goal in GOALS.items():
+        for name, goal in goals.items():
             reached = statistics.fmean(returns) >= goal
             streaks[name] = streaks[name] + 1 if reached else 0
             if streaks[name] >= 2 and result[name] is None:
-                steps = int(sampled["num_env_steps_sampled_lifetime"])
                 result[name] = time.perf_counter() - began, steps
     algo.stop()
-    print(f"  seed {seed}: {result}", file=sys.stderr, flush=True)
+    print(f"  seed {config['seed']}: {result}", file=sys.stderr, flush=True)
     return result

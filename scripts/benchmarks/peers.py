@@ -1,4 +1,4 @@
-"""CartPole evolved as one would with pycma, Gymnasium and torch, beside ours."""
+"""CartPole evolved as one would with pycma, Gymnasium and torch, for comparison."""
 
 import math
 import time
@@ -136,7 +136,7 @@ def sample(agent: nn.Module, population: int, seed: int = 1) -> list[np.ndarray]
 def member_by_member(
     layer: AttentionNeuronPooling, episodes: int
 ) -> Callable[[], float]:
-    """Return a function that plays eight members, and gives seconds a useful step.
+    """Return a function that plays eight members and returns seconds per useful step.
 
     Each plays its episodes in one vector environment, until the last has ended.
     """
@@ -167,7 +167,7 @@ def member_by_member(
 def population_mapped(
     layer: AttentionNeuronPooling, population: int, episodes: int, steps: int
 ) -> Callable[[], float]:
-    """Return a function that gives the seconds of a step of the whole population.
+    """Return a function that returns the seconds of a step of the whole population.
 
     `torch.func.vmap` runs over the members; all episodes are in one vector environment,
     which resets those that end.

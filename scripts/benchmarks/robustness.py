@@ -13,7 +13,7 @@ THREADS = 2
 
 
 def standard_suite(size: Size) -> Iterator[Row]:
-    """Measure `marl_pool.evaluate` with the standard suite, beside torch."""
+    """Measure `marl_pool.evaluate` with the standard suite, compared with torch."""
     env = compose("train", ["experiment=simple_centroid"])["env"]
     (group,) = describe_env(env).groups.values()
     policy = make_policy(group.tokens, group.action_space, pooling="ada", seed=0)

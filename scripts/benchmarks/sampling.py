@@ -14,7 +14,6 @@ from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
 from ray.tune.registry import register_env
 
 from benchmarks.common import (
-    TASKS,
     Row,
     Size,
     Task,
@@ -24,6 +23,7 @@ from benchmarks.common import (
     seconds,
     start_ray,
     taking_turns,
+    task_of,
 )
 from marl_pool.compiled import compile
 from marl_pool.envs.base import BatchedEnv
@@ -40,14 +40,14 @@ COMPARATORS = {
     "stock_batched": "stock SingleAgentEnvRunner, the same batched environment",
     "stock_single": "stock SingleAgentEnvRunner, 64 single envs",
 }
-"""Contenders beside our runner; the row of all but torch has the key in its name."""
+"""Comparators of our runner; the row of all but torch has the key in its name."""
 
 
 def sampling(name: str, *, with_stock: bool = False) -> Callable[[Size], Iterator[Row]]:
-    """Measure our runner beside torch, its floor and, on a CPU, RLlib's own runner."""
-    task = TASKS[name]
+    """Compare our runner with torch, its floor and, on a CPU, RLlib's own runner."""
 
     def measure(size: Size) -> Iterator[Row]:
+        task = task_of(name, size)
         ours, policy = our_runner(task, size)
         contenders = {
             "ours": ours,
@@ -74,9 +74,9 @@ def sampling(name: str, *, with_stock: bool = False) -> Callable[[Size], Iterato
 
 def two_runners(name: str) -> Callable[[Size], Iterator[Row]]:
     """Measure two runner processes, including the transfer to the driver."""
-    task = TASKS[name]
 
     def measure(size: Size) -> Iterator[Row]:
+        task = task_of(name, size)
         config = task.sampling(size, num_env_runners=2)
         algo = build(config)
         sample = functools.partial(
@@ -174,9 +174,9 @@ def stock_runner(task: Task, size: Size, *, batched: bool) -> Callable[[], Any]:
     """Return RLlib's own sampling with our module, on a batched env or single ones."""
     start_ray()
     settings = task.sampling(size)
-    spec = algorithm_config(TrainConfig.from_plain(settings)).rl_module_spec
-    (module,) = spec.rl_module_specs.values()
-    config = type(algorithm_config(TrainConfig.from_plain(settings)))()
+    ours = algorithm_config(TrainConfig.from_plain(settings))
+    (module,) = ours.rl_module_spec.rl_module_specs.values()
+    config = type(ours)()
     config.env_runners(
         num_env_runners=0,
         num_envs_per_env_runner=task.num_envs,

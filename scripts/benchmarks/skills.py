@@ -1,21 +1,18 @@
 """Benchmarks of presets: the time until a task is learned."""
 
-import statistics
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from benchmarks.common import Row, Size, build, on
+from benchmarks.common import Row, Size, on
+from benchmarks.learning import median_of, reach
 from marl_pool.config import compose
 from marl_pool.runs.run import Run
 from marl_pool.training.cloning.clone import clone
-from marl_pool.training.ppo.runner import EPISODE_RETURNS
-from marl_pool.training.ppo.train import RETURN_WINDOW
 
 
 @dataclass(frozen=True)
@@ -25,8 +22,8 @@ class Skill:
     Attributes:
         overrides: of the verb; for ``train``, ``total_steps`` sets the learning rate.
         group: name of the group that learns.
-        random: mean return of random actions.
-        scripted: mean return of the scripted policy.
+        random: mean return of random actions, summed over the group.
+        scripted: mean return of the scripted policy, likewise summed.
         fraction: of the way from the one to the other.
         seeds: maximal number of seeds.
         limit: seconds after which a seed has failed.
@@ -55,6 +52,21 @@ SKILLS = {
         random=26.0,
         scripted=275.0,
         fraction=0.8,
+    ),
+    "simple_centroid/converged": Skill(
+        ("experiment=simple_centroid", "total_steps=1_000_000"),
+        group="agent",
+        random=-1.89,
+        scripted=-0.23,
+        fraction=0.9,
+    ),
+    # Summed over four agents.
+    "simple_centroid/four_agents": Skill(
+        ("experiment=simple_centroid", "env.counts=4-3-25", "total_steps=400_000"),
+        group="agent",
+        random=-7.62,
+        scripted=-0.93,
+        fraction=0.75,
     ),
     # Summed over three agents; the script is greedy assignment by distance.
     "simple_spread": Skill(
@@ -91,20 +103,34 @@ SKILLS = {
     ),
 }
 """Skills by task, each with the preset that is made for it."""
+SHORT = {
+    "train": (
+        *("env.max_steps=4", "ppo.num_envs=4", "ppo.batch_size=48"),
+        "ppo.minibatch_size=null",
+    ),
+    "clone": (
+        *("env.max_steps=20", "clone.episodes=8", "clone.validation_episodes=4"),
+        "clone.rounds=0",
+        *("clone.iteration_batches=2", "clone.play_episodes=4", "total_batches=8"),
+    ),
+}
+"""Overrides at the tiny size, by verb."""
 
 
 def time_to_skill(name: str) -> Callable[[Size], Iterator[Row]]:
     """Measure seconds until a task's `Skill` is reached at two checks in a row."""
-    skill = SKILLS[name]
 
     def measure(size: Size) -> Iterator[Row]:
+        skill = SKILLS[name]
+        if size.tiny:
+            short = SHORT[skill.verb]
+            skill = replace(skill, overrides=(*skill.overrides, *short))
         seeds = min(size.seeds, skill.seeds)
         limit = min(size.limit, skill.limit) if size.tiny else skill.limit
         teach = learn if skill.verb == "train" else imitate
         results = [teach(skill, seed, limit, size.device) for seed in range(seeds)]
         reached = sorted(result for result in results if result is not None)
-        middle = (seeds - 1) // 2
-        took, steps = reached[middle] if middle < len(reached) else (None, None)
+        took, steps = median_of(results)
         note = [f"return >= {skill.goal:.3g}", f"{seeds} seeds"]
         if reached:
             note[-1] += f": {reached[0][0]:.0f} to {reached[-1][0]:.0f} s"
@@ -124,33 +150,13 @@ def learn(
 ) -> tuple[float, int] | None:
     """Train until the goal is reached; None if the run or time ended first.
 
-    The clock starts before the first iteration; a check is an iteration in which
-    episodes ended. Returns the seconds and env steps.
+    Returns the seconds and env steps; see `reach`.
     """
     overrides = [*skill.overrides, f"seed={seed}", "threads=1", *on(device)]
     config = compose("train", overrides)
-    algo = build(config)
-    returns: deque[float] = deque(maxlen=RETURN_WINDOW)
-    result, streak, steps, began = None, 0, 0, time.perf_counter()
     # At `total_steps` the learning rate is zero.
-    while (
-        result is None
-        and steps < config["total_steps"]
-        and time.perf_counter() - began < limit
-    ):
-        sampled = algo.train()["env_runners"]
-        steps = int(sampled["num_env_steps_sampled_lifetime"])
-        finished = sampled.get(EPISODE_RETURNS, {}).get(skill.group)
-        if not isinstance(finished, list):  # a NaN without episodes
-            continue
-        returns.extend(finished)
-        full = len(returns) == returns.maxlen
-        streak = streak + 1 if full and statistics.fmean(returns) >= skill.goal else 0
-        if streak == 2:
-            result = time.perf_counter() - began, steps
-    algo.stop()
-    print(f"  seed {seed}: {result}", file=sys.stderr, flush=True)
-    return result
+    most_steps, goals = config["total_steps"], {"goal": skill.goal}
+    return reach(config, skill.group, goals, limit, most_steps)["goal"]
 
 
 def imitate(

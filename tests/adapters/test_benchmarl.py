@@ -50,7 +50,7 @@ class Spread(PettingZooClass):
 
 
 class Stateless(Spread):
-    """The same without a state: centralised critics read the agents' observations."""
+    """Spread without a state: centralised critics read the agents' observations."""
 
     def has_state(self) -> bool:
         return False

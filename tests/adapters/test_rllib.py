@@ -1,8 +1,6 @@
 """RLlib's PPO, APPO, DQN and SAC with set networks as encoders, on the real library."""
 
-import importlib
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,10 +34,6 @@ from helpers.paths import ROOT
 from helpers.samples import SPEC
 from helpers.training import RAY_WARNINGS
 from marl_pool.adapters.rllib import as_policy, set_module_spec
-from marl_pool.adapters.space_network import SpaceNetwork
-from marl_pool.options.names import resolve
-from marl_pool.pooling import POOLING, pooling_names
-from marl_pool.pooling.base import MemoryPooling, Pooling
 from marl_pool.utils.errors import InputError
 
 pytestmark = [
@@ -63,12 +57,6 @@ CHOICE = spaces.Discrete(3)
 NUMBERS = spaces.Box(-1, 1, (2,))
 LIST = Repeated(spaces.Box(-1, 1, (3,)), max_len=5)
 MASKED = spaces.Dict(observation=ROWS, action_mask=spaces.MultiBinary(3))
-HEADS = {name: resolve(name, POOLING, "pooling", Pooling) for name in pooling_names()}
-INVARIANT = [
-    name
-    for name, head in HEADS.items()
-    if head.permutation_invariant and not issubclass(head, MemoryPooling)
-]
 
 
 def make_module(
@@ -140,15 +128,7 @@ def test_every_algorithm_encodes_every_space(
     assert all(gradient.isfinite().all() for gradient in reached)
 
 
-def test_rllib_by_itself_has_no_encoder_of_rows() -> None:
-    # The reason for the adapter: https://github.com/ray-project/ray/issues/46631.
-    of_module = {DEFAULT_MODULE_ID: (ROWS, CHOICE)}
-    with pytest.raises(ValueError, match="No default encoder config"):
-        PPOConfig().get_rl_module_spec(spaces=of_module).build()
-    assert logits(make_module("ppo", ROWS), sampled(ROWS, 2)).shape == (2, 3)
-
-
-@pytest.mark.parametrize("pooling", INVARIANT)
+@pytest.mark.parametrize("pooling", ["ada", "max", "pma"])
 def test_order_changes_no_action(pooling: str) -> None:
     actions = spaces.Box(-2, 3, (2,))
     module = make_module("ppo", TOKENS, actions, pooling=pooling)
@@ -170,38 +150,16 @@ def test_order_changes_no_action(pooling: str) -> None:
     assert ((choices >= -2) & (choices <= 3)).all()
 
 
-def test_padding_counts_for_nothing() -> None:
-    network = SpaceNetwork(TOKENS, **SMALL)
-    tokens = sampled(TOKENS, 8)
-    tokens["padding"][:, 3:] = True
-    expected = network(tokens)
-    tokens["features"][:, 3:] = torch.nan
-    tokens["types"][:, 3:] = -7
-    assert torch.equal(network(tokens), expected)
-    # Other numbers of slots than the space has.
-    fewer = {name: part[:, :3] for name, part in tokens.items()}
-    more = {name: torch.cat([part, part[:, 3:]], 1) for name, part in tokens.items()}
-    for resized in (fewer, more):
-        torch.testing.assert_close(network(resized), expected)
-    tokens["features"][:, 0] += 1
-    assert not torch.allclose(network(tokens), expected)
-
-
-def test_presence_removes_a_row() -> None:
-    module = make_module("ppo", ROWS, presence=0)
-    rows = sampled(ROWS, 4)
-    rows[:, 2:, 0] = 0
-    changed = rows.clone()
-    changed[:, 2:, 1:] += 1
-    torch.testing.assert_close(logits(module, changed), logits(module, rows))
-    changed[:, 1, 1:] += 1
-    assert not torch.allclose(logits(module, changed), logits(module, rows))
-
-
-@pytest.mark.parametrize("algorithm", ["ppo", "appo", "impala", "dqn"])
-@pytest.mark.parametrize("dueling", [False, True])
-def test_only_allowed_actions_are_chosen(algorithm: str, dueling: bool) -> None:
-    settings = {"dueling": dueling} if algorithm == "dqn" else {}
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        *((name, {}) for name in ("ppo", "appo", "impala")),
+        *(("dqn", {"dueling": dueling}) for dueling in (False, True)),
+    ],
+)
+def test_only_allowed_actions_are_chosen(
+    algorithm: str, settings: dict[str, bool]
+) -> None:
     module = make_module(algorithm, MASKED, model_config=settings)
     observations = sampled(MASKED, 64)
     observations["action_mask"] = torch.eye(3, dtype=torch.int8).repeat(22, 1)[:64]
@@ -257,7 +215,7 @@ def test_an_lstm_of_rllib_reads_pooled_rows() -> None:
         as_policy(module)
 
 
-def test_options_of_rllib_count() -> None:
+def test_rllib_model_options_take_effect() -> None:
     config = {"head_fcnet_hiddens": [7], "vf_share_layers": True}
     module = make_module("ppo", ROWS, model_config=config)
     shapes = {tuple(parameter.shape) for parameter in module.pi.parameters()}
@@ -268,40 +226,32 @@ def test_options_of_rllib_count() -> None:
 # Refusals
 
 
+def masked(size: int) -> spaces.Dict:
+    return spaces.Dict(cars=ROWS, action_mask=spaces.MultiBinary(size))
+
+
 @pytest.mark.parametrize(
     ("space", "options", "message"),
     [
-        (ROWS, {"pooling": "adda"}, "unknown pooling 'adda'"),
-        (ROWS, {"pooling": "attention_neuron"}, "expected a head without memory"),
-        (ROWS, {"pooling": {"name": "ada", "queri": "self"}}, "queri"),
         (ROWS, {"presense": 0}, "presense: unknown key"),
-        (ROWS, {"presence": 3}, "presence: expected different indices"),
-        (ROWS, {"dim": "8"}, "set_network.dim: expected an integer >= 1"),
         (spaces.Text(3), {}, "such as a MultiDiscrete"),
         (spaces.Dict(near=LIST), {}, r"tokenize_env\(env, max_tokens=…\)"),
         (TOKENS, {"model_config": {"use_lstm": True}}, "use_lstm: expected False"),
         (MASKED, {"algorithm": "sac"}, "action_mask: expected none"),
         *(
-            (
-                spaces.Dict(cars=ROWS, action_mask=spaces.MultiBinary(size)),
-                {"algorithm": algorithm, "actions": actions},
-                message,
-            )
-            for algorithm in ("ppo", "appo", "impala", "dqn")
-            for size, actions, message in (
-                (2, CHOICE, r"shape \(3,\), as for Discrete\(3\), got \(2,\)"),
-                (5, CHOICE, r"shape \(3,\), as for Discrete\(3\), got \(5,\)"),
-                (2, NUMBERS, "expected an action_mask of choices only"),
-                (
-                    3,
-                    spaces.Dict(a=NUMBERS, b=CHOICE),
-                    "expected choices before any Box",
-                ),
-            )
+            (masked(2), {"algorithm": name}, r"\(3,\) for Disc.*got \(2,\)")
+            for name in ("ppo", "appo", "impala", "dqn")
+        ),
+        (masked(5), {}, r"shape \(3,\) for Discrete\(3\), got \(5,\)"),
+        (masked(2), {"actions": NUMBERS}, "expected no action_mask for Box"),
+        (
+            masked(3),
+            {"actions": spaces.Dict(a=NUMBERS, b=CHOICE)},
+            "expected choices before any Box",
         ),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_one_line(
+def test_invalid_modules_are_refused_in_one_line(
     space: spaces.Space, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message) as caught:
@@ -341,15 +291,7 @@ def test_only_a_module_becomes_a_policy(module: Any) -> None:
         as_policy(module)
 
 
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter = "marl_pool.adapters.rllib"
-    monkeypatch.delitem(sys.modules, adapter)
-    monkeypatch.setitem(sys.modules, "ray.rllib.algorithms.algorithm_config", None)
-    with pytest.raises(InputError, match=r'pip install "marl-pool\[rllib\]"'):
-        importlib.import_module(adapter)
-
-
-# Trainings
+# Training
 
 
 class Rows(gymnasium.Env):
@@ -399,12 +341,12 @@ LEARNING = {
     "sac": {"train_batch_size": 8, "num_steps_sampled_before_learning_starts": 16},
 }
 ASYNCHRONOUS = ("appo", "impala")
-"""Their learners work on beside the driver, whose weights lag behind."""
+"""Algorithms whose learners run beside the driver, so that its weights lag behind."""
 
 
 @pytest.fixture
 def algorithms() -> Iterator[list[Algorithm]]:
-    """Algorithms to stop."""
+    """Collect algorithms, and stop them after the test."""
     built: list[Algorithm] = []
     yield built
     for algorithm in built:
@@ -445,7 +387,6 @@ def train(
     ("name", "env"),
     [
         ("ppo", ID),
-        ("ppo", Rows),
         # RLlib by itself: https://github.com/ray-project/ray/issues/52093.
         ("ppo", "lists"),
         ("appo", ID),

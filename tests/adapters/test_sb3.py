@@ -1,8 +1,6 @@
 """Set networks inside Stable-Baselines3 and sb3-contrib."""
 
-import importlib
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -23,17 +21,22 @@ from marl_pool.adapters.sb3 import (
     SetExtractor,
     resize_policy,
 )
-from marl_pool.observations.make import make_view
+from marl_pool.observations.make import make_view, split_action_mask
 from marl_pool.observations.view import TokenOptions
 from marl_pool.pooling.base import MemoryPooling
 
 NUM_TOKENS, WIDTH = 6, 4
-ANY = {"low": -np.inf, "high": np.inf}
-TOKENS = spaces.Dict(
-    features=spaces.Box(shape=(NUM_TOKENS, WIDTH), **ANY),
-    types=spaces.Box(0, 2, (NUM_TOKENS,), np.int64),
-    padding=spaces.MultiBinary(NUM_TOKENS),
-)
+
+
+def token_space(num_tokens: int) -> spaces.Dict:
+    return spaces.Dict(
+        features=spaces.Box(-np.inf, np.inf, (num_tokens, WIDTH)),
+        types=spaces.Box(0, 2, (num_tokens,), np.int64),
+        padding=spaces.MultiBinary(num_tokens),
+    )
+
+
+TOKENS = token_space(NUM_TOKENS)
 MASKED = spaces.Dict({**TOKENS.spaces, "action_mask": spaces.MultiBinary(5)})
 SPACES: dict[str, tuple[spaces.Space, dict[str, Any]]] = {
     "tokens": (TOKENS, {}),
@@ -131,12 +134,15 @@ def make(
     )
 
 
-def batch(space: spaces.Space, count: int = 3) -> Any:
-    """Sample observations of several environments, as SB3's vector envs stack them."""
-    observations = [sample(space) for _ in range(count)]
-    if isinstance(space, spaces.Dict):
-        return {key: np.stack([o[key] for o in observations]) for key in space}
+def stacked(observations: Sequence[Any]) -> Any:
+    """Stack observations of several environments as SB3's vector envs do."""
+    if isinstance(observations[0], dict):
+        return {k: np.stack([o[k] for o in observations]) for k in observations[0]}
     return np.stack(observations)
+
+
+def batch(space: spaces.Space, count: int = 3) -> Any:
+    return stacked([sample(space) for _ in range(count)])
 
 
 def extract(model: BaseAlgorithm, observation: Any) -> torch.Tensor:
@@ -160,14 +166,8 @@ def seeded():
 def test_preprocessing_is_undone(name):
     space, options = SPACES[name]
     model = make(PPO, space, spaces.Discrete(5), **options)
-    observed = {
-        key: part
-        for key, part in getattr(space, "spaces", {}).items()
-        if key != "action_mask"
-    }
-    view = make_view(
-        spaces.Dict(observed) if observed else space, TokenOptions(**options)
-    )
+    observed, _ = split_action_mask(space)
+    view = make_view(observed, TokenOptions(**options))
     observations = [sample(space) for _ in range(3)]
     arrays = view.arrays(3)
     for number, observation in enumerate(observations):
@@ -177,12 +177,8 @@ def test_preprocessing_is_undone(name):
     expected = extractor.network(tokens)
     assert expected.isfinite().all()
     assert (expected.std(0) > 0).all()
-    stacked = (
-        {key: np.stack([o[key] for o in observations]) for key in space}
-        if isinstance(space, spaces.Dict)
-        else np.stack(observations)
-    )
-    torch.testing.assert_close(extract(model, stacked), expected, rtol=0, atol=0)
+    features = extract(model, stacked(observations))
+    torch.testing.assert_close(features, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -266,17 +262,17 @@ def test_algorithms_learn_save_and_load(algorithm, action_space, sizes, tmp_path
 
 def test_initial_weights_are_those_of_the_network():
     env = SampledEnv(TOKENS, spaces.Discrete(2))
+    extractor = {
+        "features_extractor_class": SetExtractor,
+        "features_extractor_kwargs": {"pooling": "pma"},
+    }
     with_orthogonal, without = (
         PPO(
             "MultiInputPolicy",
             env,
             seed=0,
             device="cpu",
-            policy_kwargs={
-                "features_extractor_class": SetExtractor,
-                "features_extractor_kwargs": {"pooling": "pma"},
-                "ortho_init": ortho_init,
-            },
+            policy_kwargs={**extractor, "ortho_init": ortho_init},
         ).policy
         for ortho_init in (True, False)
     )
@@ -353,11 +349,8 @@ def test_attention_weights(algorithm):
     np.testing.assert_allclose(
         AnySizeModel(model).attention_weights(alone), weights[1], atol=1e-6
     )
-
-
-def test_heads_without_attention():
-    model = make(PPO, TOKENS, spaces.Discrete(2), pooling="max")
-    assert AnySizeModel(model).attention_weights(batch(TOKENS)) is None
+    without = make(algorithm, TOKENS, spaces.Box(-1, 1, (2,)), pooling="max")
+    assert AnySizeModel(without).attention_weights(observation) is None
 
 
 def test_masks_hold_in_predictions():
@@ -397,7 +390,7 @@ def test_masks_of_environments(source, action_space, mask):
 
 
 @pytest.mark.slow
-def test_a_shuffle_costs_nothing():
+def test_shuffle_leaves_the_return_unchanged():
     env = gymnasium.make("marl_pool.envs:marl_pool/simple_centroid-v0", num_noise=2)
     extractor = {"features_extractor_class": SetExtractor}
     model = PPO("MultiInputPolicy", env, policy_kwargs=extractor, device="cpu")
@@ -418,29 +411,11 @@ def test_a_shuffle_costs_nothing():
     assert rows["inject"].mean != rows["clean"].mean
 
 
-@pytest.mark.parametrize(
-    ("space", "options", "message"),
-    [
-        (TOKENS, {"pooling": "adda"}, "unknown pooling 'adda'"),
-        (TOKENS, {"pooling": {"name": "ada", "heads": 2}}, "option of pooling 'ada'"),
-        (TOKENS, {"pooling": "attention_neuron"}, "expected a head without memory"),
-        (TOKENS, {"encoder": "lstm", "num_heads": 2}, "option of encoder 'lstm'"),
-        (TOKENS, {"dim": 8.5}, "set_network.dim: expected an integer"),
-        (TOKENS, {"dropout": 1.5}, "set_network.dropout: expected"),
-        (TOKENS, {"presense": 0}, "Did you mean 'presence'"),
-        (TOKENS, {"presence": 0}, "presence: expected null, since the observation"),
-        (spaces.Box(0, 1, (5, 3)), {"presence": 3}, "presence: expected different"),
-        (spaces.Box(0, 1, (5, 3)), {"presence": "x"}, "presence: expected"),
-        (spaces.Text(5), {}, "a MultiDiscrete of the characters' numbers"),
-        (spaces.Dict(action_mask=spaces.MultiBinary(3)), {}, "a Dict with"),
-        (spaces.Dict(dict(list(TOKENS.items())[:2])), {}, "space: expected features, "),
-    ],
-)
-def test_wrong_options(space, options, message):
-    with pytest.raises(InputError) as error:
-        SetExtractor(space, **options)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+def test_options_of_the_network_are_named():
+    with pytest.raises(InputError, match="Did you mean 'presence'") as error:
+        SetExtractor(TOKENS, presense=0)
+    assert "**" not in str(error.value)
+    assert "observation_space" not in str(error.value)
 
 
 def test_weights_of_other_sizes_follow_a_change_of_dtype():
@@ -491,11 +466,10 @@ SLICES = {"slices": {"goal": [0, 2], "cars": {"start": 2, "count": 2, "features"
 )
 def test_only_sets_change_their_size(space, options, changes, message):
     model = AnySizeModel(make(PPO, space, spaces.Discrete(3), **options))
+    parts = space if isinstance(space, spaces.Dict) else {"": space}
     observation = {
         key: np.ones(changes.get(key, part.shape), np.float32)
-        for key, part in (
-            space.items() if isinstance(space, spaces.Dict) else {"": space}.items()
-        )
+        for key, part in parts.items()
     }
     with pytest.raises(InputError, match=message) as caught:
         model(observation.get("", observation))
@@ -503,23 +477,27 @@ def test_only_sets_change_their_size(space, options, changes, message):
 
 
 @pytest.mark.parametrize(
-    ("env", "message"),
+    ("space", "num_actions", "message"),
     [
         (
-            SampledEnv(spaces.Box(-1, 1, (6, 2)), spaces.Discrete(3)),
+            spaces.Box(-1, 1, (6, 2)),
+            3,
             r"model's observation space, Box\(.*5, 2.*; got the shape \(6, 2\)",
         ),
         (
-            SampledEnv(spaces.Dict(a=spaces.Box(-1, 1, (5, 2))), spaces.Discrete(3)),
+            spaces.Dict(a=spaces.Box(-1, 1, (5, 2))),
+            3,
             "model's observation space, Box.*got no such array",
         ),
         (
-            SampledEnv(spaces.Box(-1, 1, (5, 2)), spaces.Discrete(4)),
+            spaces.Box(-1, 1, (5, 2)),
+            4,
             r"expected a model with the action space Discrete\(4\).*got Discrete\(3\)",
         ),
     ],
 )
-def test_a_model_of_another_space_is_not_evaluated(env, message):
+def test_a_model_of_another_space_is_not_evaluated(space, num_actions, message):
+    env = SampledEnv(space, spaces.Discrete(num_actions))
     model = make(PPO, spaces.Box(-1, 1, (5, 2)), spaces.Discrete(3), dim=8)
     with pytest.raises(InputError, match=message) as caught:
         marl_pool.evaluate(model, lambda: env, suite={"perturbations": []}, episodes=2)
@@ -536,59 +514,29 @@ def test_models_without_a_set_extractor():
             resize_policy(policy, spaces.Box(-1, 1, (2,)))
 
 
-def test_choices_are_options():
-    with pytest.raises(InputError) as error:
-        SetExtractor(TOKENS, presense=0)
-    assert "**" not in str(error.value)
-    assert "observation_space" not in str(error.value)
-
-
 def test_heads_of_one_number_of_tokens():
     model = make(PPO, TOKENS, spaces.Discrete(3), pooling="flatten")
-    longer = spaces.Dict(
-        features=spaces.Box(shape=(9, WIDTH), **ANY),
-        types=spaces.Box(0, 2, (9,), np.int64),
-        padding=spaces.MultiBinary(9),
-    )
+    longer = token_space(9)
     with pytest.raises(InputError, match="expected the number of tokens in the model"):
         resize_policy(model.policy, longer)
 
 
 @pytest.mark.parametrize(
-    ("observation", "message"),
+    ("shapes", "message"),
     [
-        ({"features": np.zeros((6, 4)), "types": np.zeros(6)}, "the entry 'padding'"),
-        (np.zeros((6, 4)), "the entry 'features'"),
-        (
-            {
-                "features": np.zeros(4),
-                "types": np.zeros(6),
-                "padding": np.zeros(6),
-            },
-            r"expected \(6, 4\) with any number of tokens",
-        ),
-        (
-            {
-                "features": np.zeros((6, 3)),
-                "types": np.zeros(6),
-                "padding": np.zeros(6),
-            },
-            r"the same features, got \(6, 3\)",
-        ),
-        (
-            {
-                "features": np.zeros((0, 4)),
-                "types": np.zeros(0),
-                "padding": np.zeros(0),
-            },
-            r"at least one token .* got \(0, 4\)",
-        ),
+        ([], "the entry 'features'"),
+        ([(6, 4), 6], "the entry 'padding'"),
+        ([4, 6, 6], r"expected \(6, 4\) with any number of tokens"),
+        ([(6, 3), 6, 6], r"the same features, got \(6, 3\)"),
+        ([(0, 4), 0, 0], r"at least one token .* got \(0, 4\)"),
     ],
 )
-def test_wrong_observations(observation, message):
-    model = make(PPO, TOKENS, spaces.Discrete(3))
+def test_wrong_observations(shapes, message):
+    model = AnySizeModel(make(PPO, TOKENS, spaces.Discrete(3)))
+    names = ("features", "types", "padding")
+    arrays = zip(names, map(np.zeros, shapes), strict=False)
     with pytest.raises(InputError, match=message):
-        AnySizeModel(model)(observation)
+        model(dict(arrays) or np.zeros((6, 4)))
 
 
 NAN = np.full((4, 3), np.nan)
@@ -605,7 +553,7 @@ NAN = np.full((4, 3), np.nan)
         ({"cars": {"near": 1, "far": 2}}, r"an array of .*got a Dict of near, far"),
     ],
 )
-@pytest.mark.parametrize("algorithm", [MaskablePPO, PPO, DQN])
+@pytest.mark.parametrize("algorithm", [MaskablePPO, PPO])
 def test_entries_and_masks_that_do_not_fit(algorithm, changes, message):
     space = spaces.Dict(
         cars=spaces.Box(-1, 1, (4, 3)), action_mask=spaces.MultiBinary(3)
@@ -647,10 +595,3 @@ def test_wrong_masks(action_space, mask, message):
     env.reset = lambda **_: (np.zeros(2), {} if mask is None else {"action_mask": mask})
     with pytest.raises(InputError, match=message):
         ActionMaskWrapper(env).reset()
-
-
-def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "stable_baselines3.common.base_class", None)
-    monkeypatch.delitem(sys.modules, "marl_pool.adapters.sb3")
-    with pytest.raises(InputError, match=r'pip install "marl-pool\[sb3\]"'):
-        importlib.import_module("marl_pool.adapters.sb3")

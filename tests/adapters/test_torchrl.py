@@ -1,7 +1,5 @@
 """TorchRL's losses, collectors and advantages with set networks."""
 
-import importlib
-import sys
 import warnings
 from typing import Any
 
@@ -33,9 +31,6 @@ import marl_pool
 from helpers.samples import SPEC
 from marl_pool.adapters.torchrl import SetActor, SetCritic, as_policy
 from marl_pool.envs import make_env
-from marl_pool.options.names import resolve
-from marl_pool.pooling import POOLING, pooling_names
-from marl_pool.pooling.base import MemoryPooling, Pooling
 from marl_pool.utils.errors import InputError
 
 pytestmark = [
@@ -45,7 +40,6 @@ pytestmark = [
 
 SMALL: dict[str, Any] = {"dim": 8, "num_layers": 1, "num_heads": 2, "init_std": 0.5}
 NUM_AGENTS = 3
-NEAR = {"start": 4, "count": 2, "features": 3}
 
 
 def token_observations(num_agents: int = NUM_AGENTS) -> data.Composite:
@@ -82,15 +76,10 @@ def values(critic: TensorDictModuleBase, observed: TensorDictBase) -> Tensor:
         return critic(observed.clone())["agents", "state_value"]
 
 
-HEADS = {name: resolve(name, POOLING, "pooling", Pooling) for name in pooling_names()}
-MEMORYLESS = [n for n, head in HEADS.items() if not issubclass(head, MemoryPooling)]
-INVARIANT = [n for n in MEMORYLESS if HEADS[n].permutation_invariant]
-
-
 # Values of several agents
 
 
-@pytest.mark.parametrize("name", INVARIANT)
+@pytest.mark.parametrize("name", ["ada", "cls", "max", "pma"])
 def test_a_value_of_all_agents_depends_on_the_others_in_any_order(name: str) -> None:
     torch.manual_seed(0)
     critic = SetCritic(token_observations(), pooling=name, **SMALL).double()
@@ -167,7 +156,7 @@ def test_absent_agents_change_no_value_and_no_gradient() -> None:
         (torch.ones(2, 1).bool(), r"of shape \(2, 3\), .*got torch.bool .*\(2, 1\)"),
     ],
 )
-def test_presence_is_there_and_of_bools(present, message) -> None:
+def test_missing_or_non_boolean_presence_is_refused(present, message) -> None:
     critic = SetCritic(token_observations(), present_key="present", **SMALL)
     observed = observations(2, NUM_AGENTS)
     observed.batch_size = [2]
@@ -192,54 +181,31 @@ def test_weights_serve_any_number_of_agents_and_tokens(name: str) -> None:
 # Observations
 
 
-@pytest.mark.parametrize(
-    ("spec", "options"),
-    [
-        (data.Unbounded((3, 5)), {}),
-        (data.Unbounded((3, 5)), {"vector": "token"}),
-        (data.Unbounded((3, 4, 5)), {"presence": 0}),
-        (data.Bounded(0, 255, (3, 8, 8, 3), dtype=torch.uint8), {"pooling": "max"}),
-        (data.Categorical(4, (3,)), {}),
-        (data.MultiCategorical([2, 3], (3, 2)), {}),
-        (data.OneHot(4, (3, 4)), {"vector": "token"}),
-        (
-            data.Unbounded((3, 10)),
-            {
-                "slices": {
-                    "self": [0, 4],
-                    "near": {"start": 4, "count": 2, "features": 3},
-                }
-            },
-        ),
-        (
-            data.Composite(
-                observation=data.Unbounded((3, 5)),
-                action=data.Bounded(-1, 1, (3, 2)),
-                shape=(3,),
-            ),
-            {},
-        ),
-        (
-            data.Composite(
-                {"self": data.Unbounded((3, 2)), "near": data.Unbounded((3, 4, 5))},
-                shape=(3,),
-            ),
-            {"pooling": "cls"},
-        ),
-    ],
-    ids=[
-        "vector",
-        "token",
-        "rows",
-        "image",
-        "choice",
-        "choices",
-        "one_hot",
-        "slices",
-        "action",
-        "sets",
-    ],
+SLICES = {"self": [0, 4], "near": {"start": 4, "count": 2, "features": 3}}
+ACTION = data.Composite(
+    observation=data.Unbounded((3, 5)), action=data.Bounded(-1, 1, (3, 2)), shape=(3,)
 )
+SETS = data.Composite(
+    {"self": data.Unbounded((3, 2)), "near": data.Unbounded((3, 4, 5))}, shape=(3,)
+)
+SPECS: dict[str, tuple[data.TensorSpec, dict[str, Any]]] = {
+    "vector": (data.Unbounded((3, 5)), {}),
+    "token": (data.Unbounded((3, 5)), {"vector": "token"}),
+    "rows": (data.Unbounded((3, 4, 5)), {"presence": 0}),
+    "image": (
+        data.Bounded(0, 255, (3, 8, 8, 3), dtype=torch.uint8),
+        {"pooling": "max"},
+    ),
+    "choice": (data.Categorical(4, (3,)), {}),
+    "choices": (data.MultiCategorical([2, 3], (3, 2)), {}),
+    "one_hot": (data.OneHot(4, (3, 4)), {"vector": "token"}),
+    "slices": (data.Unbounded((3, 10)), {"slices": SLICES}),
+    "action": (ACTION, {}),
+    "sets": (SETS, {"pooling": "cls"}),
+}
+
+
+@pytest.mark.parametrize(("spec", "options"), SPECS.values(), ids=SPECS)
 def test_specs_become_tokens(spec: data.TensorSpec, options: dict[str, Any]) -> None:
     agents = data.Composite(observation=spec, shape=(3,))
     whole = data.Composite(agents=agents)
@@ -270,14 +236,14 @@ def test_a_single_agent_has_its_entries_at_the_root() -> None:
         (lambda s: SetActor(s, 4, vector="row"), "vector: "),
         (lambda s: SetCritic(s, scope="all"), "scope: "),
         (lambda s: SetActor(3, 4), "observation_spec: expected a Composite, .*got int"),
-        (lambda s: SetActor(s, 4, in_key=3), "in_key: expected text or a tuple"),
+        (lambda s: SetActor(s, 4, in_key=3), "in_key: expected a string or a tuple"),
         (
             lambda s: SetCritic(data.Composite(a=data.Unbounded(3)), in_key="a"),
             "scope: expected agent",
         ),
     ],
 )
-def test_refusals_are_one_line(make: Any, message: str) -> None:
+def test_invalid_arguments_are_refused_in_one_line(make: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as refusal:
         make(token_observations())
     assert "\n" not in str(refusal.value)
@@ -343,7 +309,7 @@ def test_ppo_collects_estimates_and_learns() -> None:
         gradients = [p.grad for p in module.parameters() if p.grad is not None]
         assert any(gradient.any() for gradient in gradients)
         assert all(gradient.isfinite().all() for gradient in gradients)
-    # The order of tokens costs the trained actor nothing.
+    # The trained actor is invariant to the order of tokens.
     results = marl_pool.evaluate(
         as_policy(actor),
         {"name": "simple_centroid", "counts": "2-3-2"},
@@ -358,11 +324,7 @@ def test_ppo_collects_estimates_and_learns() -> None:
 def test_action_values_are_computed_by_vmap() -> None:
     spec = token_observations(num_agents=1)["agents"]
     torch.manual_seed(0)
-    actor = ProbabilisticActor(
-        SetActor(spec, 4, in_key="observation", **SMALL),
-        in_keys=["logits"],
-        distribution_class=torch.distributions.Categorical,
-    )
+    actor = categorical(SetActor(spec, 4, in_key="observation", **SMALL))
     action_values = SetActor(
         spec, 4, in_key="observation", out_keys=["action_value"], **SMALL
     )
@@ -398,6 +360,16 @@ def choosing(**options: Any) -> ProbabilisticActor:
     )
 
 
+def categorical(network: TensorDictModuleBase) -> ProbabilisticActor:
+    """An actor of a single agent that chooses by logits."""
+    return ProbabilisticActor(
+        network,
+        in_keys=["logits"],
+        out_keys=["action"],
+        distribution_class=torch.distributions.Categorical,
+    )
+
+
 def columns(observed: TensorDictBase) -> dict[str, Any]:
     tokens = observed["agents", "observation"]
     return {key: tokens[key][:, 0].numpy() for key in ORDER}
@@ -418,21 +390,16 @@ def test_a_policy_chooses_the_most_likely_action_that_a_mask_allows() -> None:
 
 
 class WithNaN(torch.nn.Linear):
-    """Scores, and an output of NaN."""
+    """A network with scores and an output of NaN."""
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return super().forward(rows), rows * torch.nan
 
 
-def test_an_output_that_is_dropped_does_not_matter() -> None:
+def test_nan_in_an_unused_output_is_ignored() -> None:
     torch.manual_seed(0)
     network = WithNaN(5, 4)
-    actor = ProbabilisticActor(
-        TensorDictModule(network, ["observation"], ["logits", "_"]),
-        in_keys=["logits"],
-        out_keys=["action"],
-        distribution_class=torch.distributions.Categorical,
-    )
+    actor = categorical(TensorDictModule(network, ["observation"], ["logits", "_"]))
     rows = torch.randn(6, 5)
     actions = as_policy(actor)(rows.numpy())
     assert actions.tolist() == network(rows)[0].argmax(-1).tolist()
@@ -458,32 +425,22 @@ ROWS = torch.randn(6, 4, 5).numpy()
 CARS = torch.randn(6, 2, 3).numpy()
 
 
+ROW_SPEC = data.Unbounded((4, 5))
+BOTH_SPECS = data.Composite(rows=ROW_SPEC, cars=data.Unbounded((2, 3)))
+
+
 @pytest.mark.parametrize(
-    ("spec", "observation"),
+    ("observed", "observation"),
     [
-        (data.Composite(observation=data.Unbounded((4, 5))), ROWS),
-        (
-            data.Composite(observation=data.Unbounded((4, 5))),
-            {"observation": ROWS, "goal": CARS},
-        ),
-        (
-            data.Composite(
-                observation=data.Composite(
-                    rows=data.Unbounded((4, 5)), cars=data.Unbounded((2, 3))
-                )
-            ),
-            {"cars": CARS, "rows": ROWS},
-        ),
+        (ROW_SPEC, ROWS),
+        (ROW_SPEC, {"observation": ROWS, "goal": CARS}),
+        (BOTH_SPECS, {"cars": CARS, "rows": ROWS}),
     ],
 )
-def test_a_policy_reads_observations_of_any_space(spec, observation) -> None:
+def test_a_policy_reads_observations_of_any_space(observed, observation) -> None:
     torch.manual_seed(0)
-    actor = ProbabilisticActor(
-        SetActor(spec, 4, in_key="observation", **SMALL),
-        in_keys=["logits"],
-        out_keys=["action"],
-        distribution_class=torch.distributions.Categorical,
-    )
+    spec = data.Composite(observation=observed)
+    actor = categorical(SetActor(spec, 4, in_key="observation", **SMALL))
     inputs = TensorDict({}, [6])
     for key in actor.in_keys:
         name = key if isinstance(key, str) else key[-1]
@@ -503,8 +460,11 @@ def test_a_policy_needs_what_it_reads_and_actions() -> None:
         as_policy(SetActor(token_observations(), 4, **SMALL))
     policy = as_policy(choosing(in_keys=[("agents", "logits")]))
     for observation, message in (
-        ({"features": ROWS, "padding": ROWS}, "'types'. reads, got features, padding"),
-        ({}, "reads, got "),
+        (
+            {"features": ROWS, "padding": ROWS},
+            "an array for .*'types'.*, got features, padding",
+        ),
+        ({}, "an array for .*, got "),
         (
             columns(observations(6, 1)) | {"features": ROWS[..., :1]},
             "features': expected observations of shape .*, got",
@@ -513,20 +473,3 @@ def test_a_policy_needs_what_it_reads_and_actions() -> None:
         with pytest.raises(InputError, match=message) as caught:
             policy(observation)
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("adapter", "missing", "message"),
-    [
-        ("torchrl", "torchrl.data", r'pip install "marl-pool\[torchrl\]"'),
-        ("torchrl", "tensordict", r'pip install "marl-pool\[torchrl\]"'),
-        ("benchmarl", "benchmarl", "this needs benchmarl"),
-    ],
-)
-def test_a_missing_library_is_named(
-    adapter: str, missing: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.delitem(sys.modules, f"marl_pool.adapters.{adapter}", raising=False)
-    with pytest.raises(InputError, match=message):
-        importlib.import_module(f"marl_pool.adapters.{adapter}")

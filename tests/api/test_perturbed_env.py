@@ -1,4 +1,4 @@
-"""A perturbation around PettingZoo and Gymnasium envs."""
+"""Perturbation wrappers of PettingZoo and Gymnasium envs."""
 
 from collections.abc import Callable
 from functools import partial
@@ -117,7 +117,7 @@ def batched(
 
 
 @every
-def test_it_shows_what_a_rollout_shows(name: str) -> None:
+def test_observations_equal_those_of_a_rollout(name: str) -> None:
     env = perturb_env(make_env("simple_centroid", **CENTROID), config_of(name))
     expected = iter(batched(name, "agent", SEED, "simple_centroid", **CENTROID))
     still = {agent: np.zeros(5, np.float32) for agent in env.possible_agents}
@@ -190,8 +190,8 @@ def test_a_ramp_grows_with_the_episodes() -> None:
     assert missing == [0, 16, 31, 31]
 
 
-def test_someones_own_env_of_tokens() -> None:
-    """Agents come and go; who is not there is neither shown nor asked for."""
+def test_a_custom_env_of_tokens_with_changing_agents() -> None:
+    """Agents come and go; absent ones have neither observations nor actions."""
     env = perturb_env(TokenAgents(horizon=30), {"name": "occlude", "severity": 0.5})
     obs, _ = env.reset(seed=0)
     assert set(obs) == set(env.agents)
@@ -208,6 +208,35 @@ def test_someones_own_env_of_tokens() -> None:
     assert len(populations) > 3
 
 
+EXPECTED = "perturbation: expected a Perturbation, a name, or .*"
+
+
+@pytest.mark.parametrize(
+    ("perturbation", "message"),
+    [
+        ("oclude", "unknown perturbation"),
+        ({"severity": 0.2}, f"{EXPECTED} got {{'severity': 0.2}}; choose"),
+        ({"name": None}, f"{EXPECTED} got {{'name': None}}"),
+        (None, f"{EXPECTED} got None"),
+        (
+            {"name": "occlude", "severity": "x"},
+            r"perturbation.severity: expected a number in \[0, 1\].* got 'x'",
+        ),
+        (
+            {"name": "jitter", "features": [9]},
+            r"perturbation.features: expected numbers below 4, got \[9\]",
+        ),
+        (
+            {"name": "inject", "position_features": [9]},
+            r"perturbation.position_features: expected numbers below 4, got \[9\]",
+        ),
+    ],
+)
+def test_a_wrong_perturbation_is_refused(perturbation: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        perturb_env(make_env("simple_centroid"), perturbation)
+
+
 @pytest.mark.parametrize(
     ("make", "perturbation", "message"),
     [
@@ -217,37 +246,6 @@ def test_someones_own_env_of_tokens() -> None:
             "occlude",
             "env: agent 'agent': expected observations in a Dict of features, types",
         ),
-        (lambda: make_env("simple_centroid"), "oclude", "unknown perturbation"),
-        (
-            lambda: make_env("simple_centroid"),
-            {"severity": 0.2},
-            r"perturbation: expected a Perturbation, .*got {'severity': 0.2}; choose",
-        ),
-        (
-            lambda: make_env("simple_centroid"),
-            {"name": None},
-            r"perturbation: expected a Perturbation, .*got {'name': None}",
-        ),
-        (
-            lambda: make_env("simple_centroid"),
-            None,
-            "perturbation: expected a Perturbation, a name, or .* got None",
-        ),
-        (
-            lambda: make_env("simple_centroid"),
-            {"name": "occlude", "severity": "x"},
-            r"perturbation.severity: expected a number in \[0, 1\].* got 'x'",
-        ),
-        (
-            lambda: make_env("simple_centroid"),
-            {"name": "jitter", "features": [9]},
-            r"perturbation.features: expected numbers below 4, got \[9\]",
-        ),
-        (
-            lambda: make_env("simple_centroid"),
-            {"name": "inject", "position_features": [9]},
-            r"perturbation.position_features: expected numbers below 4, got \[9\]",
-        ),
         (
             lambda: TokenAgents(horizon=30),
             {"name": "inject", "token_type": 1},
@@ -255,15 +253,13 @@ def test_someones_own_env_of_tokens() -> None:
         ),
     ],
 )
-def test_what_cannot_be_perturbed(
-    make: Callable[[], Any], perturbation: Any, message: str
-) -> None:
+def test_invalid_perturbations_and_envs_are_refused(make, perturbation, message):
     with pytest.raises(InputError, match=message):
         perturb_env(make(), perturbation)
 
 
 class Malformed(TokenAgents):
-    """Agents of which one observation, in the second step, has a wrong part."""
+    """Agents of which one observation, in the second step, has a malformed part."""
 
     part, value = "features", None
 
@@ -293,9 +289,7 @@ class Malformed(TokenAgents):
         ),
     ],
 )
-def test_malformed_tokens_are_refused(
-    name: str, part: str, value: Any, message: str
-) -> None:
+def test_malformed_tokens_are_refused(name, part, value, message):
     env = Malformed(horizon=30)
     env.part, env.value = part, value
     perturbed = perturb_env(env, name)
@@ -338,7 +332,7 @@ def test_the_envs_own_arrays_stay_as_they_are() -> None:
         np.testing.assert_array_equal(array, copy[part].numpy())
 
 
-def test_it_is_made_again_from_its_spec() -> None:
+def test_the_env_is_rebuilt_from_its_spec() -> None:
     plain = gymnasium.make("marl_pool/simple_centroid-v0", num_noise=2, max_steps=5)
     env = perturb_env(plain, {"name": "occlude", "severity": 0.5}, seed=3)
     copy = gymnasium.make(env.spec)

@@ -81,7 +81,7 @@ def test_pettingzoos_checkers_accept_it():
     parallel_seed_test(make)
 
 
-def test_agents_that_leave_and_join_are_observed_while_they_are_there():
+def test_agents_are_observed_only_while_present():
     env = marl_pool.tokenize_env(ChangingAgents(), max_tokens=5)
     plain = ChangingAgents()
     observations, _ = env.reset(seed=0)
@@ -96,7 +96,7 @@ def test_agents_that_leave_and_join_are_observed_while_they_are_there():
         expected, *_ = plain.step(actions)
 
 
-def test_it_is_perturbed_by_the_names_of_its_types():
+def test_a_perturbation_selects_tokens_by_type_names():
     space = spaces.Dict({"self": spaces.Box(-1, 1, (2,)), "others": ROWS})
     tokens = marl_pool.tokenize_env(Sampled(space), signal_types=["self"])
     env = marl_pool.perturb_env(
@@ -106,7 +106,7 @@ def test_it_is_perturbed_by_the_names_of_its_types():
     assert observation["padding"].tolist() == (observation["types"] == 1).tolist()
 
 
-def test_an_equal_one_is_made_from_its_spec():
+def test_an_equal_env_is_made_from_its_spec():
     env = marl_pool.tokenize_env(gymnasium.make("CartPole-v1"), max_tokens=6)
     copy = gymnasium.make(env.spec)
     assert isinstance(copy, TokenObservation)

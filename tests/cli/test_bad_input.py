@@ -1,8 +1,7 @@
-"""Mistakes that once gave a traceback, another's words or a late refusal."""
+"""Mistakes that once gave a traceback, a wrong message or a late error."""
 
 import io
 import resource
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -10,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from helpers.reported import trained, with_policy
+from helpers.training import run_python
 from marl_pool import __main__ as command
-from marl_pool import make_batched_env, make_policy, save_policies
 from marl_pool.cli import main as cli
-from marl_pool.config import compose
 from marl_pool.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -21,13 +20,8 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 @pytest.fixture
 def run_folder(tmp_path):
-    """A run of simple_centroid, whose configuration may be edited."""
-    config = compose("train")
-    run = Run.create(tmp_path / "trained", config)
-    group = make_batched_env("simple_centroid", 1).groups["agent"]
-    policy = make_policy(group.tokens, group.action_space)
-    save_policies({"agent": policy}, {"agent": "agent"}, run.policy_dir)
-    return run.path
+    """A run of simple_centroid whose configuration a test may edit."""
+    return with_policy(trained(tmp_path / "trained")).path
 
 
 REFUSALS = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text())
@@ -48,20 +42,18 @@ def test_a_slip_in_one_file_breaks_no_other(refused, capsys):
     Path("mine/suite/list.yaml").write_text("- 3\n")
     assert cli.main(["evaluate", "--config-dir", "mine", "suite=full", "--cfg"]) == 0
     capsys.readouterr()
-    options = ("--config-dir", "mine", "--cfg")
-    assert "mine/suite/slip.yaml cannot be read: line 2" in refused(
-        "evaluate", *options, "suite=slip"
-    )
-    assert "list.yaml: expected a mapping of keys, got [3]" in refused(
-        "evaluate", *options, "suite=list"
-    )
+    for name, message in (
+        ("slip", "mine/suite/slip.yaml cannot be read: line 2"),
+        ("list", "list.yaml: expected a mapping of keys, got [3]"),
+    ):
+        words = ("--config-dir", "mine", "--cfg", f"suite={name}")
+        assert message in refused("evaluate", *words)
 
 
 def test_a_plug_in_that_exits_at_import_is_named(refused):
     Path("leaves.py").write_text("raise SystemExit(3)\n")
-    assert "'leaves:X' cannot be imported: SystemExit: 3" in refused(
-        "train", "pooling=leaves:X"
-    )
+    line = refused("train", "pooling=leaves:X")
+    assert "'leaves:X' cannot be imported: SystemExit: 3" in line
 
 
 def test_output_of_other_alphabets_fits_an_ascii_stream(monkeypatch):
@@ -82,18 +74,15 @@ def test_control_c_during_the_first_imports_is_quiet(monkeypatch, capsys):
     assert capsys.readouterr().err == "marl-pool: stopped\n"
 
 
-def test_an_environment_of_other_groups_is_refused_before_any_episode(
-    refused, run_folder
-):
+def test_an_environment_of_other_groups_is_refused(refused, run_folder):
     message = refused("evaluate", str(run_folder), "env=simple_tag")
     assert "does not fit the env simple_tag" in message
     assert "expected a policy of 'predator', got agent" in message
 
 
 def test_a_shipped_policy_that_does_not_fit_is_named(refused):
-    message = refused(
-        "evaluate", "pretrained=cartpole_feed_forward", "env=simple_centroid"
-    )
+    words = ("pretrained=cartpole_feed_forward", "env=simple_centroid")
+    message = refused("evaluate", *words)
     assert "pretrained=cartpole_feed_forward does not fit the env simple_c" in message
     assert "expected num_features = 4, got 1" in message
     assert not Path("evaluations").exists()
@@ -102,11 +91,9 @@ def test_a_shipped_policy_that_does_not_fit_is_named(refused):
 @pytest.mark.parametrize("verb", ["evaluate", "diagnose", "render", "resume"])
 def test_an_edited_configuration_is_named_as_its_file(refused, run_folder, verb):
     file = run_folder / "config.yaml"
-    text = file.read_text().replace("num_noise: null", "num_noise: many")
-    file.write_text(text)
-    assert f"{file}: env.num_noise: expected an integer >= 0 or null, got 'many'" in (
-        refused(verb, str(run_folder))
-    )
+    file.write_text(file.read_text().replace("num_noise: 3", "num_noise: many"))
+    expected = f"{file}: env.num_noise: expected an integer >= 0 or null, got 'many'"
+    assert expected in refused(verb, str(run_folder))
 
 
 @pytest.mark.parametrize(
@@ -127,9 +114,8 @@ def test_a_checkpoint_of_a_huge_number_is_ignored(run_folder, refused, capsys, d
     assert cli.main(["ls", str(run_folder.parent)]) == 0
     assert number not in capsys.readouterr().out
     words = ("evaluate", str(run_folder), "suite=quick", "episodes=1")
-    assert f"has no policy {number}; checkpoints: none yet" in refused(
-        *words, f"checkpoint={number}"
-    )
+    line = refused(*words, f"checkpoint={number}")
+    assert f"has no policy {number}; checkpoints: none yet" in line
     assert "has no policy 'last'" in refused(*words, "checkpoint=last")
     # What `resume` continues from.
     assert Run.open(run_folder).latest_checkpoint() is None
@@ -141,13 +127,8 @@ def test_a_command_without_memory_ends_in_one_line(run_folder):
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (300 << 20, 300 << 20))  # below torch's
 
-    done = subprocess.run(
-        [sys.executable, "-m", "marl_pool", "evaluate", str(run_folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=limit,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("marl-pool: the memory is used up: ")
-    assert done.stderr.count("\n") == 1
+    words = ("-m", "marl_pool", "evaluate", run_folder)
+    result = run_python(*words, preexec_fn=limit)
+    assert result.returncode == 1
+    assert result.stderr.startswith("marl-pool: out of memory: ")
+    assert result.stderr.count("\n") == 1

@@ -1,16 +1,16 @@
 """Completions that a shell offers when Tab is pressed."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+
+from helpers.training import run_python
 
 pytest.importorskip("argcomplete")
 
 
-def offered(line, folder):
-    """Complete a command line as a shell asks for it."""
+def completions(line, folder):
+    """Return the completions of a command line, as a shell asks for them."""
     variables = {
         "_ARGCOMPLETE": "1",
         "_ARGCOMPLETE_IFS": "\n",
@@ -18,29 +18,21 @@ def offered(line, folder):
         "COMP_LINE": line,
         "COMP_POINT": str(len(line)),
     }
-    # argcomplete ends the process, and leaves its files to that.
-    subprocess.run(
-        [sys.executable, "-m", "marl_pool"],
-        env={**os.environ, **variables},
-        check=True,
-        capture_output=True,
-    )
+    # argcomplete ends the process without closing its files.
+    result = run_python("-m", "marl_pool", env={**os.environ, **variables})
+    assert result.returncode == 0, result.stderr
     return [word.strip() for word in (folder / "out").read_text().split("\n")]
 
 
 @pytest.mark.parametrize(
-    ("typed", "words"),
+    ("line", "words"),
     [
         ("eval", {"evaluate"}),
-        ("train total", {"total_steps="}),
         ("train pooling=m", {"pooling=max", "pooling=multi"}),
+        ("evaluate ", {"episodes="}),
     ],
 )
-def test_verbs_keys_and_options_are_offered(typed, words, tmp_path):
-    assert set(offered(f"marl-pool {typed}", tmp_path)) >= words
-
-
-def test_keys_of_other_verbs_are_not_offered(tmp_path):
-    keys = offered("marl-pool evaluate ", tmp_path)
-    assert "episodes=" in keys
-    assert "total_steps=" not in keys
+def test_verbs_options_and_the_keys_of_a_verb_are_offered(line, words, tmp_path):
+    offers = set(completions(f"marl-pool {line}", tmp_path))
+    assert offers >= words
+    assert "total_steps=" not in offers

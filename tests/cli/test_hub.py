@@ -75,15 +75,6 @@ def policy_files(run_folder):
     return {**files, "config.json": json.dumps(config).encode()}
 
 
-def refusal(capsys, *words):
-    """The line of a command that is refused."""
-    capsys.readouterr()
-    assert main(list(words)) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith("marl-pool: ")
-    return line
-
-
 # Names
 
 
@@ -148,9 +139,8 @@ def test_revisions_and_folders_are_parts_of_a_name(hub, policy_files):
         load_policy(f"{NAME}@v2/small")
 
 
-def test_a_commit_in_the_cache_needs_no_hub_and_a_branch_no_network(
-    hub, policy_files, tmp_path, monkeypatch
-):
+def test_a_cache_replaces_the_hub(hub, policy_files, tmp_path, monkeypatch):
+    """For a commit always, for a branch where there is no network."""
     commit = hub.add("me/heads", policy_files).commits[0][0]
     assert load_policy(NAME).config
     hub.requests.clear()
@@ -165,7 +155,12 @@ def test_a_commit_in_the_cache_needs_no_hub_and_a_branch_no_network(
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "render", "play", "export"])
-def test_commands_take_a_name_for_a_policy(hub, policy_files, verb, capsys):
+def test_commands_take_a_name_for_a_policy(hub, policy_files, verb, monkeypatch):
+    # The formats are in test_export.py.
+    monkeypatch.setattr(
+        "marl_pool.policies.export.export_policy",
+        lambda policy, path, to, masked: path.write_text(to) * 0.0,
+    )
     commit = hub.add("me/heads", policy_files).commits[0][0]
     words = {
         "evaluate": [*QUICK, "--out", "results"],
@@ -184,9 +179,9 @@ def test_commands_take_a_name_for_a_policy(hub, policy_files, verb, capsys):
 
 
 @pytest.mark.parametrize("verb", ["report", "resume"])
-def test_verbs_that_need_a_run_say_so(hub, verb, capsys):
-    line = refusal(capsys, verb, NAME)
-    assert line == f"marl-pool: {verb}: expected a run, got the policy {NAME}"
+def test_verbs_that_need_a_run_say_so(hub, verb, refused):
+    line = refused(verb, NAME)
+    assert line == f"marl-pool: {verb}: expected a run, got the policy {NAME}\n"
     assert not hub.requests
 
 
@@ -207,81 +202,56 @@ def config_with(policy_files, **options):
     return json.dumps(config).encode()
 
 
+CONFIG, WEIGHTS, MANIFEST = "config.json", "model.safetensors", "manifest.json"
 HOSTILE = {
     "plug-in": (
-        lambda files: {"config.json": config_with(files, **{"class": "sent:Policy"})},
+        CONFIG,
+        lambda files: config_with(files, **{"class": "sent:Policy"}),
         "uses the policy 'sent:Policy', which is not part of marl_pool",
     ),
     "nested plug-in": (
-        lambda files: {
-            "config.json": config_with(files, pooling={"name": "sent:Head"})
-        },
+        CONFIG,
+        lambda files: config_with(files, pooling={"name": "sent:Head"}),
         "uses the pooling 'sent:Head', which is not part of marl_pool",
     ),
-    "pickle": (
-        lambda files: {"model.safetensors": pickle.dumps({"agent/w": 1})},
-        "model.safetensors is damaged",
-    ),
-    "link": (
-        lambda files: {"config.json": b"../../../../etc/passwd"},
-        "config.json is damaged or foreign",
-    ),
-    "deep JSON": (
-        lambda files: {"config.json": b"[" * 100_000},
-        "config.json is damaged or foreign",
-    ),
-    "integers": (
-        lambda files: {
-            "model.safetensors": weights_with(files, lambda tensor: tensor.long())
-        },
-        "expected real numbers, got torch.int64",
-    ),
-    "complex": (
-        lambda files: {
-            "model.safetensors": weights_with(
-                files, lambda tensor: tensor.to(torch.complex64)
-            )
-        },
-        "expected real numbers, got torch.complex64",
-    ),
-    "other shape": (
-        lambda files: {
-            "model.safetensors": weights_with(files, lambda tensor: tensor[..., :1])
-        },
-        "is damaged or foreign",
-    ),
-    "huge header": (
-        lambda files: {"model.safetensors": (1 << 62).to_bytes(8, "little") + b"{}"},
-        "model.safetensors is damaged",
-    ),
     "claimed network": (
-        lambda files: {
-            "config.json": config_with(files, head_hidden=[100_000, 100_000])
-        },
+        CONFIG,
+        lambda files: config_with(files, head_hidden=[100_000, 100_000]),
         "head_hidden",
     ),
+    "link": (CONFIG, b"../../../../etc/passwd", "config.json is damaged or foreign"),
+    "deep JSON": (CONFIG, b"[" * 100_000, "config.json is damaged or foreign"),
+    "pickle": (WEIGHTS, pickle.dumps({"agent/w": 1}), f"{WEIGHTS} is damaged"),
+    "huge header": (WEIGHTS, b"\0" * 7 + b"\x40{}", f"{WEIGHTS} is damaged"),
+    "integers": (
+        WEIGHTS,
+        lambda files: weights_with(files, lambda tensor: tensor.long()),
+        "expected real numbers, got torch.int64",
+    ),
+    "other shape": (
+        WEIGHTS,
+        lambda files: weights_with(files, lambda tensor: tensor[..., :1]),
+        "is damaged or foreign",
+    ),
+    "no weights": (WEIGHTS, None, "model.safetensors is mis"),
     "manifest that leads out": (
-        lambda files: {
-            "manifest.json": b'{"format": 1, "files": {"../../x": {"bytes": 1}}}'
-        },
+        MANIFEST,
+        b'{"format": 1, "files": {"../../x": {"bytes": 1}}}',
         "manifest.json cannot be read",
     ),
-    "no weights": (
-        lambda files: {"model.safetensors": None},
-        "model.safetensors is mis",
-    ),
 }
+"""A file; its content, or a function that makes it of intact files; the refusal."""
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_repository_is_refused_and_runs_nothing(
-    hub, policy_files, kind, monkeypatch
-):
-    # A module of the name that the files have leaves a mark when it is imported.
+def test_a_hostile_repository_runs_nothing(hub, policy_files, kind, monkeypatch):
+    # A module with the name in the files leaves a mark when it is imported.
     Path("sent.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
     monkeypatch.syspath_prepend(".")
-    change, message = HOSTILE[kind]
-    files = {**policy_files, **change(policy_files)}
+    name, content, message = HOSTILE[kind]
+    files = {**policy_files, name: content}
+    if callable(content):
+        files[name] = content(policy_files)
     hub.add("me/heads", {k: v for k, v in files.items() if v is not None})
     with pytest.raises(InputError) as refused:
         load_policy(NAME)
@@ -294,8 +264,8 @@ def test_a_hostile_repository_is_refused_and_runs_nothing(
 def test_a_plug_in_that_the_user_allows_is_imported(hub, policy_files, capsys):
     config = config_with(policy_files, pooling={"name": "sent:Head"})
     hub.add("me/heads", {**policy_files, "config.json": config})
-    line = refusal(capsys, "evaluate", NAME, *QUICK)
-    assert "--plugin sent:Head" in line
+    assert main(["evaluate", NAME, *QUICK]) == 2
+    assert "--plugin sent:Head" in capsys.readouterr().err
     with pytest.raises(InputError, match="'sent:Head' cannot be imported: No module"):
         load_policy(NAME, plugins=["sent:Head"])
 
@@ -319,61 +289,53 @@ def test_a_large_file_is_not_downloaded(hub, policy_files, path, limit):
     ],
 )
 def test_a_closed_repository_is_one_line(
-    hub, policy_files, monkeypatch, capsys, options, token, message
+    hub, policy_files, monkeypatch, refused, options, token, message
 ):
     monkeypatch.setenv("HF_TOKEN", token)
     if options is not None:
         hub.add("me/heads", policy_files, **options)
-    line = refusal(capsys, "evaluate", NAME, *QUICK)
+    line = refused("evaluate", NAME, *QUICK)
     assert message in line
     assert "hf auth login" in line
 
 
-def test_a_missing_client_names_the_extra(monkeypatch, capsys):
+def test_a_missing_client_names_the_extra(monkeypatch, refused):
     find = sys.modules["importlib.util"].find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec",
         lambda name, *a: None if name == "huggingface_hub" else find(name, *a),
     )
-    line = refusal(capsys, "evaluate", NAME)
-    assert line.endswith('this needs huggingface_hub: pip install "marl-pool[hub]"')
+    line = refused("evaluate", NAME)
+    assert 'this needs huggingface_hub: pip install "marl-pool[hub]"\n' in line
 
 
 # Writing
 
 
-def header_of(card):
-    return yaml.safe_load(card.split("---\n")[1])
-
-
-def test_a_pushed_policy_is_the_runs_and_its_card_tells_how_it_was_made(
-    hub, run_copy, capsys
-):
+def test_a_pushed_policy_is_the_runs_and_has_a_card(hub, run_copy, capsys):
     assert main(["push", str(run_copy), NAME, "--license", "mit"]) == 0
     printed = capsys.readouterr()
     repository = hub.repositories["me/heads"]
     commit = repository.commits[-1][0]
     assert printed.out == f"{NAME}@{commit}\n"
     assert f"marl-pool evaluate {NAME}@{commit}" in printed.err
-    assert repository.files.keys() == {
-        *KEYS,
-        *("README.md", "results.json", "replay.webp", ".gitattributes"),
-    }
+    extras = {"README.md", "results.json", "replay.webp", ".gitattributes"}
+    assert repository.files.keys() == KEYS | extras
     pushed, saved = load_policy(NAME), load_policy(run_copy / "policy")
     for key, value in saved.state_dict().items():
         assert torch.equal(pushed.state_dict()[key], value)
     # The card.
     card = repository.files["README.md"].decode()
     assert is_sealed(card)
-    header = header_of(card)
+    header = yaml.safe_load(card.split("---\n")[1])
     assert header["library_name"] == "marl_pool"
     assert header["license"] == "mit"
     assert {"simple_centroid", "max"} <= {*header["tags"]}
     document = json.loads((run_copy / "evaluation/results.json").read_text())
     clean = document["results"][0]
     (metric,) = header["model-index"][0]["results"][0]["metrics"]
-    half = (clean["mean_high"] - clean["mean_low"]) / 2
-    assert metric["value"] == f"{clean['mean']:.3f} ± {half:.3f}"
+    half_width = (clean["mean_high"] - clean["mean_low"]) / 2
+    assert metric["value"] == f"{clean['mean']:.3f} ± {half_width:.3f}"
     for row in document["results"]:
         assert f"| {row['label']} |" in card
     assert "![An episode of the policy](replay.webp)" in card
@@ -382,9 +344,9 @@ def test_a_pushed_policy_is_the_runs_and_its_card_tells_how_it_was_made(
     assert compose("train", command.split()[2:]) == Run.open(run_copy).config
     assert str(run_copy.parent) not in card
     # The policy is measured as the run was.
-    assert main(["evaluate", NAME, *QUICK, "--out", "again"]) == 0
-    again = json.loads(Path("again/evaluation/results.json").read_text())
-    assert again["results"] == document["results"]
+    assert main(["evaluate", NAME, *QUICK, "--out", "out"]) == 0
+    evaluation = json.loads(Path("out/evaluation/results.json").read_text())
+    assert evaluation["results"] == document["results"]
 
 
 def test_a_second_push_replaces_the_first_and_keeps_its_commit(hub, run_copy):
@@ -410,9 +372,7 @@ def test_a_second_push_replaces_the_first_and_keeps_its_commit(hub, run_copy):
         "edited",
     ],
 )
-def test_files_that_no_push_wrote_are_replaced_only_by_force(
-    hub, run_copy, capsys, foreign
-):
+def test_other_files_are_replaced_only_by_force(hub, run_copy, refused, foreign):
     if foreign == "edited":
         assert main(["push", str(run_copy), NAME]) == 0
         files = hub.repositories["me/heads"].files
@@ -421,7 +381,7 @@ def test_files_that_no_push_wrote_are_replaced_only_by_force(
     else:
         hub.add("me/heads", foreign)
     commits = len(hub.repositories["me/heads"].commits)
-    line = refusal(capsys, "push", str(run_copy), NAME)
+    line = refused("push", str(run_copy), NAME)
     assert "expected a new repository, or one whose README.md is as `marl-pool" in line
     assert "--force replaces" in line
     assert len(hub.repositories["me/heads"].commits) == commits
@@ -438,11 +398,11 @@ def test_a_dry_run_asks_no_hub(hub, run_copy, capsys):
     assert "library_name: marl_pool" in out
 
 
-def test_private_is_for_new_repositories(hub, run_copy, policy_files, capsys):
+def test_private_is_for_new_repositories(hub, run_copy, policy_files, refused):
     assert main(["push", str(run_copy), NAME, "--private"]) == 0
     assert hub.repositories["me/heads"].private
     hub.add("me/public", policy_files)
-    line = refusal(capsys, "push", str(run_copy), "hf://me/public", "--private")
+    line = refused("push", str(run_copy), "hf://me/public", "--private")
     assert "--private: expected a private or a new repository" in line
 
 
@@ -453,13 +413,11 @@ def test_an_older_policys_evaluation_is_not_on_the_card(hub, run_copy, capsys):
     assert main(["push", str(run_copy), NAME]) == 0
     assert "no evaluation of mine's best policy" in capsys.readouterr().err
     assert "results.json" not in hub.repositories["me/heads"].files
-    assert (
-        "It was not measured"
-        in hub.repositories["me/heads"].files["README.md"].decode()
-    )
+    card = hub.repositories["me/heads"].files["README.md"].decode()
+    assert "The policy was not evaluated" in card
 
 
-def test_a_policy_folder_is_pushed_too_with_a_new_picture(hub, policy_files, capsys):
+def test_a_policy_folder_is_pushed_too_with_a_new_picture(hub, policy_files):
     Path("saved").mkdir()
     for name, content in policy_files.items():
         Path("saved", name).write_bytes(content)
@@ -472,34 +430,28 @@ def test_a_policy_folder_is_pushed_too_with_a_new_picture(hub, policy_files, cap
 
 
 @pytest.mark.parametrize("token", ["", "hf_other"])
-def test_a_push_without_rights_is_one_line(hub, run_copy, monkeypatch, capsys, token):
+def test_a_push_without_rights_is_one_line(hub, run_copy, monkeypatch, refused, token):
     monkeypatch.setenv("HF_TOKEN", token)
-    line = refusal(capsys, "push", str(run_copy), NAME)
-    assert "log in by `hf auth login`, or set HF_TOKEN" in line
+    line = refused("push", str(run_copy), NAME)
+    assert "log in with `hf auth login`, or set HF_TOKEN" in line
     assert not hub.repositories
 
 
-def test_a_push_without_a_network_is_one_line(run_copy, tmp_path, monkeypatch, capsys):
+def test_a_network_without_a_hub(hub, run_copy, tmp_path, monkeypatch, refused):
+    hub.page = b"<html>Log in to this network</html>"
+    line = refused("evaluate", NAME)
+    assert "the answer is not the hub's; HF_ENDPOINT, if set, must be a hub" in line
     connect(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache", TOKEN)
-    line = refusal(capsys, "push", str(run_copy), NAME)
+    line = refused("push", str(run_copy), NAME)
     assert f"{NAME}: the hub cannot be reached" in line
 
 
-def test_something_else_than_a_hub_is_one_line(hub, capsys):
-    hub.page = b"<html>Log in to this network</html>"
-    line = refusal(capsys, "evaluate", NAME)
-    assert "the answer is not the hub's; HF_ENDPOINT, if set, must be a hub" in line
-
-
-def test_groups_without_a_saved_policy_are_refused(hub, tmp_path, capsys):
-    config = compose(
-        "train",
-        ["env=simple_tag", "env.prey=learned", "fixed={prey: random}", *SMALL[2:]],
-    )
-    run = Run.create(tmp_path / "tag", config)
+def test_groups_without_a_saved_policy_are_refused(hub, tmp_path, refused):
+    words = ["env=simple_tag", "env.prey=learned", "fixed={prey: random}", *SMALL[2:]]
+    run = Run.create(tmp_path / "tag", config := compose("train", words))
     group = make_batched_env(num_envs=1, **config["env"]).groups["predator"]
     policy = make_policy(group.tokens, group.action_space)
     with run.save_policy_dir() as saved:
         save_policies({"predator": policy}, {"predator": "predator"}, saved)
-    line = refusal(capsys, "push", str(run.path), NAME)
+    line = refused("push", str(run.path), NAME)
     assert "expected a saved policy of each group, got none of prey" in line

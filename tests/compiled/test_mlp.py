@@ -9,15 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from helpers.set_networks import assert_same_second_gradients
+from helpers.set_networks import (
+    LAYOUTS,
+    Doubled,
+    assert_same_gradients,
+    assert_same_second_gradients,
+    needs_kernel,
+)
 from marl_pool.compiled.choice import use_kernels
 from marl_pool.compiled.mlp import CompiledMLP, _MlpCall, compile_mlp
-from marl_pool.compiled.native import call
 from marl_pool.kernels.functional import ACTIVATIONS, mlp
+from marl_pool.utils.devices import torch_threads
 
-pytestmark = pytest.mark.skipif(
-    call.library() is None, reason="no kernel was compiled: it needs g++ or clang"
-)
+pytestmark = needs_kernel
 
 
 def make(widths: list[int], kind: Any = "gelu", seed: int = 0) -> CompiledMLP:
@@ -85,14 +89,10 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     module, values = make([8, 32, 32, 5]), torch.randn(20_000, 8)
-    threads = torch.get_num_threads()
     outputs = []
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
+    for count in (1, 3):
+        with torch_threads(count):
             outputs.append(results(module, values, "native"))
-    finally:
-        torch.set_num_threads(threads)
     assert all(map(torch.equal, *outputs))
 
 
@@ -153,24 +153,10 @@ def test_a_parameter_that_shrinks_before_the_gradient_is_refused(name: str) -> N
             loss.backward()
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda out: out.sum(),
-        lambda out: (out.T * torch.arange(len(out))).sum(),
-        lambda out: out.mT.contiguous().view(-1)[::2].sum(),
-    ],
-    ids=["sum", "transpose", "slice"],
-)
-def test_gradients_in_any_layout_are_torchs(loss: Any) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_in_any_layout_are_torchs(layout: str) -> None:
     module, values = make([6, 5, 3]).double(), torch.randn(20, 6).double()
-    gradients = []
-    for kernels in ("native", "torch"):
-        with use_kernels(kernels):
-            inputs = list(module.parameters())
-            gradients.append(torch.autograd.grad(loss(module(values)), inputs))
-    for ours, torchs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, torchs)
+    assert_same_gradients(module, values, LAYOUTS[layout])
 
 
 def test_state_dict_is_that_of_a_sequence() -> None:
@@ -210,11 +196,6 @@ def test_values_that_change_before_the_gradient_are_rejected() -> None:
         loss.backward()
 
 
-class Doubled(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
-
-
 def hooked(layer: nn.Module) -> nn.Module:
     layer.register_forward_hook(lambda *_: None)
     return layer
@@ -239,7 +220,7 @@ FIRST, GELU, LAST = nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)
     ],
     ids=lambda layers: " ".join(type(layer).__name__ for layer in layers),
 )
-def test_what_does_not_qualify_is_left_to_torch(layers: list[nn.Module]) -> None:
+def test_unsupported_modules_fall_back_to_torch(layers: list[nn.Module]) -> None:
     module = nn.Sequential(*layers)
     assert compile_mlp(module) is module
     assert isinstance(compile_mlp(mlp([3, 4, 2], nn.GELU)), CompiledMLP)

@@ -12,34 +12,31 @@ from torch import Tensor, nn
 
 pytest.importorskip("ray")
 
-from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
-from helpers.samples import random_actions
-from helpers.set_networks import HEADS, WIDTHS, make_tokens
+from helpers.ppo import recorded_columns, torchs_loss
+from helpers.set_networks import HEADS, WIDTHS, make_tokens, needs_kernel
 from marl_pool.compiled import CompiledTokenPolicy, compile
 from marl_pool.compiled.actor_critic import ActorCritic
 from marl_pool.compiled.choice import use_kernels
-from marl_pool.compiled.native import call
 from marl_pool.compiled.ppo import Coefficients, ppo_gradient
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.optimization import FlatParameters
-from marl_pool.training.ppo.loss import PPOTerms, recorded_steps
+from marl_pool.training.ppo.loss import recorded_steps
+from marl_pool.utils.devices import torch_threads
+from marl_pool.utils.errors import InputError
 
-pytestmark = pytest.mark.skipif(
-    call.library() is None, reason="no kernel was compiled: it needs g++ or clang"
-)
+pytestmark = needs_kernel
 
 BOX, CHOICES = ActionSpec(low=(-1.0,) * 3, high=(1.0,) * 3), ActionSpec(n=4)
 JOINT = ActionSpec(low=(-1.0,) * 2, high=(1.0,) * 2, choices=(3, 2))
 SEVERAL = ActionSpec(choices=(2, 4, 1))
 ALL_TERMS = Coefficients(clip=0.2, value=0.3, value_clip=2.0, entropy=0.01, kl=0.3)
 NATIVE = sorted(set(HEADS) - {"gated", "pma"})
-from marl_pool.utils.errors import InputError
 
 
 def make_policy(
@@ -65,7 +62,7 @@ def make_policy(
 
 
 def actor_critic_of(policy: TokenPolicy, tokens: Tokens) -> ActorCritic | None:
-    """Return what the kernel reads, once the policy is compiled."""
+    """Compile the policy, and return what the kernel reads."""
     compiled = compile(policy)
     if not isinstance(compiled, CompiledTokenPolicy):
         return None
@@ -78,20 +75,17 @@ def make_rows(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> dict[str, Any]:
-    """Sample recorded columns; some ratios and errors are far away."""
     generator = torch.Generator().manual_seed(seed)
-    rows, width = len(tokens.types), actions.num_logits
+    return recorded_columns(actions, len(tokens.types), generator, dtype)
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    return {
-        Columns.ACTIONS: random_actions(actions, rows, generator, dtype),
-        Columns.ACTION_LOGP: -2 + normal(rows),
-        Columns.ACTION_DIST_INPUTS: 0.5 * normal(rows, width),
-        Postprocessing.ADVANTAGES: normal(rows),
-        Postprocessing.VALUE_TARGETS: normal(rows),
-    }
+def sampled(
+    actions: ActionSpec = BOX, dtype: torch.dtype = torch.float64
+) -> tuple[TokenPolicy, Tokens, dict[str, Any]]:
+    """Return a policy, what it sees in 20 rows, and their recorded columns."""
+    policy = make_policy(actions=actions, dtype=dtype)
+    tokens = make_tokens(policy.network, 20)
+    return policy, tokens, make_rows(actions, tokens, dtype=dtype)
 
 
 def in_one_call(
@@ -127,11 +121,7 @@ def by_autograd(
         for_action, for_value = policy.pool(tokens)
         logits, values = policy.logits(for_action), policy.values(for_value)
         values = values if scale is None else values * scale
-        config = PPOConfig().training(
-            clip_param=c.clip, vf_clip_param=c.value_clip, use_kl_loss=c.kl > 0
-        )
-        terms = PPOTerms.of(config, policy.actions, rows, logits, values)
-        loss = terms.loss(c.value, c.entropy, c.kl)
+        loss = torchs_loss(c, policy.actions, rows, logits, values)
         parameters = list(policy.parameters())
         gradients = torch.autograd.grad(
             loss, parameters, allow_unused=True, materialize_grads=True
@@ -206,20 +196,16 @@ def test_bits_do_not_depend_on_threads() -> None:
     policy = make_policy(dtype=torch.float32)
     tokens = make_tokens(policy.network, 600)
     rows = make_rows(BOX, tokens, dtype=torch.float32)
-    before = torch.get_num_threads()
     outputs = []
     for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        outputs.append(in_one_call(policy, tokens, rows))
-    torch.set_num_threads(before)
+        with torch_threads(threads):
+            outputs.append(in_one_call(policy, tokens, rows))
     for repeat in outputs[1:]:
         assert all(map(torch.equal, repeat, outputs[0]))
 
 
 def test_layouts_of_the_columns_make_no_difference() -> None:
-    policy = make_policy()
-    tokens = make_tokens(policy.network, 20)
-    rows = make_rows(BOX, tokens)
+    policy, tokens, rows = sampled()
     scale = torch.linspace(0.5, 1, 20, dtype=torch.float64)
     expected = in_one_call(policy, tokens, rows, scale=scale)
     strided = {key: torch.stack([c, -c], -1)[..., 0] for key, c in rows.items()}
@@ -230,9 +216,7 @@ def test_layouts_of_the_columns_make_no_difference() -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_numbers_that_are_not_finite_reach_the_loss(bad: float) -> None:
-    policy = make_policy()
-    tokens = make_tokens(policy.network, 20)
-    rows = make_rows(BOX, tokens)
+    policy, tokens, rows = sampled()
     rows[Postprocessing.VALUE_TARGETS][7] = bad
     terms = Coefficients(0.2, 0.3, float("inf"), 0.0, 0.0)
     loss, _, values, *gradients = in_one_call(policy, tokens, rows, terms)
@@ -248,26 +232,21 @@ def test_numbers_that_are_not_finite_reach_the_loss(bad: float) -> None:
 
 @pytest.mark.parametrize("action", [-1, 4])
 def test_an_action_beyond_the_choices_is_refused(action: int) -> None:
-    policy = make_policy(actions=CHOICES)
-    tokens = make_tokens(policy.network, 20)
-    rows = make_rows(CHOICES, tokens)
+    policy, tokens, rows = sampled(actions=CHOICES)
     rows[Columns.ACTIONS][19] = action
     with pytest.raises(IndexError, match="actions: expected 0 to 3"):
         in_one_call(policy, tokens, rows)
 
 
 def test_a_type_beyond_the_table_is_refused() -> None:
-    policy = make_policy()
-    tokens = make_tokens(policy.network, 20)
+    policy, tokens, _ = sampled()
     tokens.types[4, 2] = 3
     with pytest.raises(IndexError, match="types: expected 0 to 2"):
         in_one_call(policy, tokens, make_rows(BOX, tokens))
 
 
 def test_sizes_are_checked() -> None:
-    policy = make_policy()
-    tokens = make_tokens(policy.network, 20)
-    rows = make_rows(BOX, tokens)
+    policy, tokens, rows = sampled()
     for key, column in rows.items():
         with pytest.raises(ValueError, match="compiled kernel"):
             in_one_call(policy, tokens, {**rows, key: column[1:]})
@@ -281,8 +260,7 @@ def test_sizes_are_checked() -> None:
 def test_a_head_of_another_shape_is_left_to_torch(
     name: str, part: str, size: int
 ) -> None:
-    policy = make_policy()
-    tokens = make_tokens(policy.network, 20)
+    policy, tokens, _ = sampled()
     layer = getattr(policy, name)[-1]
     shape = (size, *getattr(layer, part).shape[1:])
     setattr(layer, part, nn.Parameter(torch.ones(shape, dtype=torch.float64)))
@@ -290,8 +268,7 @@ def test_a_head_of_another_shape_is_left_to_torch(
 
 
 def test_a_value_head_with_two_numbers_is_left_to_torch() -> None:
-    policy = make_policy()
-    tokens = make_tokens(policy.network, 20)
+    policy, tokens, _ = sampled()
     layer = policy.value_head[-1]
     layer.weight = nn.Parameter(layer.weight.detach().repeat(2, 1))
     layer.bias = nn.Parameter(layer.bias.detach().repeat(2))
@@ -301,9 +278,7 @@ def test_a_value_head_with_two_numbers_is_left_to_torch() -> None:
 
 @pytest.mark.parametrize("part", ["data", "gradient"])
 def test_memory_that_was_replaced_is_refused(part: str) -> None:
-    policy = make_policy()
-    tokens = make_tokens(policy.network, 20)
-    rows = make_rows(BOX, tokens)
+    policy, tokens, rows = sampled()
     native = actor_critic_of(policy, tokens)
     assert native is not None
     bias = policy.action_head[-1].bias
@@ -332,16 +307,19 @@ def replace_activation(policy: TokenPolicy) -> None:
     policy.action_head[1] = nn.Tanh()
 
 
+def replace_class(policy: TokenPolicy) -> None:
+    policy.__class__ = OtherLogits
+
+
 @pytest.mark.parametrize(
     "change",
-    [add_hook, replace_activation, TokenPolicy.bfloat16],
-    ids=["hook", "activation", "dtype"],
+    [add_hook, replace_activation, replace_class, TokenPolicy.bfloat16],
+    ids=["hook", "activation", "subclass", "dtype"],
 )
 def test_a_changed_policy_is_left_to_torch(
     change: Callable[[TokenPolicy], Any],
 ) -> None:
-    policy = make_policy(dtype=torch.float32)
-    tokens = make_tokens(policy.network, 20)
+    policy, tokens, _ = sampled(dtype=torch.float32)
     assert actor_critic_of(policy, tokens) is not None
     with use_kernels("torch"):
         assert actor_critic_of(policy, tokens) is None
@@ -352,12 +330,6 @@ def test_a_changed_policy_is_left_to_torch(
 @pytest.mark.parametrize("options", [{"trunk": "separate"}, {"pooling": "gated"}])
 def test_other_policies_are_left_to_torch(options: dict[str, Any]) -> None:
     policy = make_policy(**options)
-    assert actor_critic_of(policy, make_tokens(policy.network, 20)) is None
-
-
-def test_a_subclass_is_left_to_torch() -> None:
-    policy = make_policy()
-    policy.__class__ = OtherLogits
     assert actor_critic_of(policy, make_tokens(policy.network, 20)) is None
 
 
@@ -416,8 +388,7 @@ def test_dropout_is_sampled_anew() -> None:
 
 
 def test_a_compiled_policy_is_saved_as_its_original(tmp_path: Path) -> None:
-    policy = make_policy(dtype=torch.float32)
-    tokens = make_tokens(policy.network, 20)
+    policy, tokens, _ = sampled(dtype=torch.float32)
     save_policy(compile(policy), tmp_path / "policy")
     loaded = load_policy(tmp_path / "policy")
     assert type(loaded) is TokenPolicy

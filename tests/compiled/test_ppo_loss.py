@@ -10,40 +10,27 @@ from torch import Tensor
 
 pytest.importorskip("ray")
 
-from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
-from helpers.samples import random_actions
+from helpers.ppo import normal, recorded_columns, torchs_loss
+from helpers.set_networks import needs_kernel
 from marl_pool.compiled.choice import use_kernels
-from marl_pool.compiled.native import call
 from marl_pool.compiled.ppo import Coefficients, ppo_loss
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.training.ppo.loss import PPOTerms, recorded_steps
+from marl_pool.training.ppo.loss import recorded_steps
 
-pytestmark = pytest.mark.skipif(
-    call.library() is None, reason="no kernel was compiled: it needs g++ or clang"
-)
+pytestmark = needs_kernel
 
 
 def make(
     actions: ActionSpec, rows: int, dtype: torch.dtype, seed: int = 0
 ) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """Sample columns, logits and values; some ratios and errors are far away."""
+    """Sample columns, logits and values."""
     generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-    width = actions.num_logits
-    columns = {
-        Columns.ACTIONS: random_actions(actions, rows, generator, dtype),
-        Columns.ACTION_LOGP: -2 + normal(rows),
-        Columns.ACTION_DIST_INPUTS: 0.5 * normal(rows, width),
-        Postprocessing.ADVANTAGES: normal(rows),
-        Postprocessing.VALUE_TARGETS: normal(rows),
-    }
-    return columns, 0.5 * normal(rows, width), normal(rows)
+    columns = recorded_columns(actions, rows, generator, dtype)
+    logits = 0.5 * normal(generator, dtype, rows, actions.num_logits)
+    return columns, logits, normal(generator, dtype, rows)
 
 
 def results(
@@ -60,11 +47,7 @@ def results(
         assert recorded.fits(logits, values)
         loss = ppo_loss(c, recorded, logits, values)
     else:
-        config = PPOConfig().training(
-            clip_param=c.clip, vf_clip_param=c.value_clip, use_kl_loss=c.kl > 0
-        )
-        terms = PPOTerms.of(config, actions, columns, logits, values)
-        loss = terms.loss(c.value, c.entropy, c.kl)
+        loss = torchs_loss(c, actions, columns, logits, values)
     # A factor, as of the fraction of a minibatch.
     return [loss.detach(), *torch.autograd.grad(0.7 * loss, [logits, values])]
 
@@ -209,7 +192,7 @@ def test_sizes_are_checked() -> None:
             ppo_loss(PLAIN, wrong, logits, values)
 
 
-def test_other_types_are_left_to_torch() -> None:
+def test_unsupported_dtypes_fall_back_to_torch() -> None:
     columns, logits, values = make(BOX, 20, torch.float32)
     recorded = recorded_steps(columns, BOX)
     assert recorded.fits(logits, values)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,15 +55,26 @@ class Recorder:
         return replay
 
 
-def make_rollout(name: str, perturbation: str | None = None, **options: Any) -> Rollout:
+def make_rollout(
+    name: str = "cartpole",
+    perturbation: str | None = None,
+    capture: Callable[..., Any] | None = None,
+) -> Rollout:
+    """A rollout whose steps are captured if a capture function is given."""
     env = make_batched_env(name, 6, max_steps=7, seed=1, **ENVS[name])
     specs = [group.tokens for group in env.groups.values()]
     policies = {
-        role: make_policy(group.tokens, group.action_space, seed=0, **options)
+        role: make_policy(group.tokens, group.action_space, seed=0)
         for role, group in env.groups.items()
     }
     built = make_perturbation(perturbation, specs=specs) if perturbation else None
-    return Rollout(env, policies, explore=True, sync_free=True, perturbation=built)
+    rollout = Rollout(env, policies, explore=True, sync_free=True, perturbation=built)
+    if capture is not None:
+        rollout.uses_graph, rollout._capture_by = True, capture
+    return rollout
+
+
+assert_same = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 
 
 def recorded(rollout: Rollout, count: int) -> list[Tensor]:
@@ -84,24 +96,18 @@ def recorded(rollout: Rollout, count: int) -> list[Tensor]:
 )
 def test_steps_equal_those_without_a_graph(name, count, perturbation, replays):
     capture = Recorder()
-    rollout = make_rollout(name, perturbation)
-    rollout.uses_graph, rollout._capture_by = True, capture
-    ours = recorded(rollout, count)
+    ours = recorded(make_rollout(name, perturbation, capture), count)
     expected = recorded(make_rollout(name, perturbation), count)
     assert capture.replays == replays  # none in the first call
-    torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
+    assert_same(ours, expected)
 
 
-def test_a_state_that_is_loaded_later_is_the_one_that_continues():
-    capture = Recorder()
-    rollout, plain = make_rollout("cartpole"), make_rollout("cartpole")
-    rollout.uses_graph, rollout._capture_by = True, capture
+def test_rollout_continues_from_a_state_loaded_after_capture():
+    rollout, plain = make_rollout(capture=Recorder()), make_rollout()
     start = plain.state_dict()
     recorded(rollout, 4)
     rollout.load_state_dict(start)
-    torch.testing.assert_close(
-        recorded(rollout, 4), recorded(plain, 4), rtol=0, atol=0, equal_nan=True
-    )
+    assert_same(recorded(rollout, 4), recorded(plain, 4))
 
 
 def test_steps_that_cannot_be_captured_run_one_by_one():
@@ -109,18 +115,15 @@ def test_steps_that_cannot_be_captured_run_one_by_one():
         function()
         raise RuntimeError("waits for the device")
 
-    rollout = make_rollout("cartpole")
-    rollout.uses_graph, rollout._capture_by = True, refuse
+    rollout = make_rollout(capture=refuse)
     with pytest.warns(UserWarning, match="CUDA graph: waits for the device"):
         ours = recorded(rollout, 4)
     assert not rollout.uses_graph
-    expected = recorded(make_rollout("cartpole"), 4)
-    torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
+    assert_same(ours, recorded(make_rollout(), 4))
 
 
 def test_a_state_that_changes_its_form_continues_without_a_graph(monkeypatch):
-    rollout = make_rollout("cartpole")
-    rollout.uses_graph, rollout._capture_by = True, Recorder()
+    rollout = make_rollout(capture=Recorder())
     ours = [rollout.steps(32)]
     plain = StepGraph.run
     calls: list[int] = []
@@ -134,19 +137,14 @@ def test_a_state_that_changes_its_form_continues_without_a_graph(monkeypatch):
         ours.append(rollout.steps(32))  # the second half without the graph
     assert len(calls) == 2
     assert not rollout.uses_graph
-    reference = make_rollout("cartpole")
-    for fragment, count in zip(ours, (32, 32), strict=True):
-        expected = reference.steps(count)
-        for name, part in fragment.items():
-            torch.testing.assert_close(
-                part._asdict(), expected[name]._asdict(), rtol=0, atol=0, equal_nan=True
-            )
+    reference = make_rollout()
+    for fragment in ours:
+        assert_same(tree_leaves(fragment), tree_leaves(reference.steps(32)))
 
 
 def test_each_length_has_a_graph_until_weights_move():
     capture = Recorder()
-    rollout = make_rollout("cartpole")
-    rollout.uses_graph, rollout._capture_by = True, capture
+    rollout = make_rollout(capture=capture)
     for _ in range(3):
         rollout.steps(4)
         rollout.steps(6)

@@ -1,4 +1,4 @@
-"""Sizes of PPO's batch that nobody set fit the agents; those that were typed do not."""
+"""PPO's batch sizes: fitted to the agents by default, kept if set by the user."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import pytest
 from marl_pool.cli.main import main
 from marl_pool.config import compose, fit_batch, plan_sweep
 from marl_pool.config.compose import Origin, origin
+from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.errors import InputError
 
 FARM = "env=helpers.farm:FoxAndHens"
@@ -50,9 +51,9 @@ def fitted(*overrides: str, config_dir: Path | None = None) -> tuple[dict, list[
             8193,
             rounding_note("8192 of experiment=cartpole", 8193, 3),
         ),
-        # What was typed stays, and is refused where it does not fit.
+        # Values set by the user are kept, and refused where they do not fit.
         (["ppo.num_envs=3", "ppo.batch_size=2048"], 2048, []),
-        # Whatever else is wrong is told by those who know.
+        # Other errors are reported where they are checked.
         (["fixed={cow: random}", "ppo.num_envs=512"], 2048, []),
     ],
 )
@@ -71,7 +72,7 @@ def test_a_minibatch_that_nobody_set_is_at_most_the_batch():
         fitted(FARM, "ppo.batch_size=256", "ppo.minibatch_size=512")
 
 
-def test_files_of_the_users_own_are_what_the_user_set(tmp_path):
+def test_values_in_the_users_files_count_as_set_by_the_user(tmp_path):
     (tmp_path / "ppo").mkdir()
     (tmp_path / "ppo" / "mine.yaml").write_text("defaults: [fast]\nbatch_size: 2050\n")
     sizes, lines = fitted(FARM, "ppo=mine", "ppo.num_envs=3", config_dir=tmp_path)
@@ -90,13 +91,23 @@ def test_trials_of_a_sweep_are_fitted_and_told_once(capsys):
     assert sizes == [600, 1000]
 
 
-def test_a_run_says_what_it_changed_and_keeps_it(tmp_path, capsys):
+def test_a_run_says_what_it_changed_and_keeps_it(tmp_path, capsys, monkeypatch):
+    """PPO accepts the rounded size and refuses the one before."""
+    pytest.importorskip("ray")
+    from marl_pool.training import ppo
+    from marl_pool.training.ppo.config import algorithm_config
+
+    monkeypatch.setattr(
+        ppo,
+        "train",
+        lambda run, config: algorithm_config(TrainConfig.from_plain(config)),
+    )
     run = tmp_path / "run"
-    sizes = ["ppo.num_envs=3", "ppo.num_epochs=1", "total_steps=600", "threads=1"]
-    assert main(["train", FARM, *sizes, "--run-dir", str(run)]) == 0
+    words = ["train", FARM, "ppo.num_envs=3", "--run-dir", str(run)]
+    assert main(words) == 0
     assert "marl-pool: ppo.batch_size: 2048 of ppo=fast" in capsys.readouterr().err
     assert "batch_size: 2052" in (run / "config.yaml").read_text()
-    refused = ["train", FARM, *sizes, "ppo.batch_size=2048"]
-    assert main([*refused, "--run-dir", str(tmp_path / "other")]) == 2
+    words[-1] = str(tmp_path / "other")
+    assert main([*words, "ppo.batch_size=2048"]) == 2
     line = f"ppo.batch_size: expected a multiple of 12 {UNIT}, such as 2052, got 2048"
     assert line in capsys.readouterr().err

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from helpers.farm import FoxAndHens
+from helpers.farm import FoxAndHens, policies_of
 from marl_pool.compiled.choice import use_kernels
 from marl_pool.critics.base import OwnCritic, of_present
 from marl_pool.critics.state import StateCritic
 from marl_pool.critics.team import TeamCritic
 from marl_pool.envs import ENVS, make_batched_env
-from marl_pool.policies import make_policy
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import UnfitTokensError
 
@@ -26,13 +25,7 @@ def observed(num_agents: int = AGENTS, num_envs: int = 3):
 
 
 def policy_of(env, name="agent", **options):
-    group = env.groups[name]
-    encoder = {"name": "transformer", "num_layers": 1}
-    return make_policy(
-        group.tokens,
-        group.action_space,
-        **{"encoder": encoder, "seed": 1, **options},
-    ).eval()
+    return policies_of(env, seed=1, **options)[name].eval()
 
 
 def critic_of(env, pooling="ada", **options):
@@ -61,9 +54,10 @@ def test_a_value_depends_on_the_observations_of_the_whole_team(pooling, trunk):
     critic = critic_of(env, pooling, trunk=trunk)
     difference = values_of(critic, moved(tokens, 0)) - values_of(critic, tokens)
     assert difference[:, 1:].abs().min() > 1e-6
+    assert (difference != 0).all()
 
 
-def test_a_value_of_the_own_critic_depends_on_the_own_observation_alone():
+def test_own_critic_depends_only_on_the_own_observation():
     env, tokens = observed()
     critic = OwnCritic(policy_of(env))
     difference = values_of(critic, moved(tokens, 0)) - values_of(critic, tokens)
@@ -104,7 +98,7 @@ def test_one_critic_serves_every_number_and_an_absent_agent_changes_nothing(pool
 @pytest.mark.parametrize(
     ("pooling", "changes"), [("max", False), ("sum", True), ("avg", True)]
 )
-def test_a_copy_of_a_teammate_changes_what_its_head_says(pooling, changes):
+def test_copy_of_a_teammate_changes_only_values_of_some_heads(pooling, changes):
     env, tokens = observed()
     encoder = {"name": "identity"}
     critic = critic_of(env, pooling, encoder=encoder, trunk="shared")
@@ -167,7 +161,7 @@ def test_the_state_shows_goals_and_messages_to_all(name):
         last = tokens.features.shape[-1] - env.num_words
         places, goals = tokens.features[..., :2], tokens.features[..., 4:last]
         if name == "simple_reference":
-            # The ways of the two agents, the observer first, who knows the other goal.
+            # Vectors to goals: the observer, which knows the other's goal, is first.
             assert torch.equal(goals[:, :, 1:-1], torch.zeros_like(goals[:, :, 1:-1]))
             ends = (places + goals)[:, :, [0, -1]]
             torch.testing.assert_close(ends[:, 0], env.goal_places().flip(1))
@@ -260,7 +254,7 @@ def test_an_environment_that_shows_its_state_has_one(name):
 @pytest.mark.parametrize(
     "name", ["cartpole", "pong", "car_racing", "ant", "ant_bullet"]
 )
-def test_a_state_of_sensors_or_patches_says_which_is_which(name):
+def test_sensors_and_patches_of_a_state_have_separate_types(name):
     env = make_batched_env(name, num_envs=2)
     env.reset()
     spec, tokens = env.state_specs["agent"], env.observe_state()["agent"]
@@ -306,18 +300,15 @@ def test_a_critic_computes_the_agents_that_are_present(kind):
         return compute
 
     critic._parts = (*map(counted, parts[:-1]), parts[-1])
-    values = values_of(critic, tokens, present)
+    values_of(critic, tokens, present)
     assert set(computed) == {int(present.sum())}
-    critic._parts = parts
-    expected = values_of(critic, tokens, present)
-    torch.testing.assert_close(values, expected)
 
 
 @pytest.mark.parametrize(
     ("pooling", "encoder", "expected"),
     [("ada", False, True), ("pma", False, False), ("pma", True, True)],
 )
-def test_a_critic_knows_what_the_kernel_computes(pooling, encoder, expected):
+def test_is_compiled_reports_what_the_kernel_computes(pooling, encoder, expected):
     env, _ = observed()
     policy = policy_of(env)
     critic = TeamCritic(policy, AGENTS, 2, pooling=pooling)
@@ -330,11 +321,11 @@ def test_rows_of_absent_agents_are_not_computed():
     present = torch.arange(len(rows.types)) % 3 != 0
     computed = []
 
-    def pooled(rows: Tokens) -> tuple[torch.Tensor]:
+    def pooled(rows: Tokens) -> torch.Tensor:
         computed.append(len(rows.types))
-        return (critic.agent_network(rows),)
+        return critic.agent_network(rows)
 
-    (vectors,) = of_present(pooled, rows, present)
+    vectors = of_present(pooled, rows, present)
     assert computed == [int(present.sum())]
     assert not vectors[~present].any()
-    torch.testing.assert_close(vectors[present], pooled(rows)[0][present])
+    torch.testing.assert_close(vectors[present], pooled(rows)[present])

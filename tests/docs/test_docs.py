@@ -1,4 +1,4 @@
-"""Pages of environments agree with their docstrings, or are found out of date."""
+"""Pages of environments agree with their docstrings; stale ones are detected."""
 
 import importlib.util
 from types import ModuleType

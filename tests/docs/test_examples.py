@@ -43,9 +43,7 @@ def test_every_example_is_short_and_says_how_to_run_it() -> None:
 
 
 @pytest.mark.parametrize("script", ["train.py", "custom_env.py", "custom_pooling.py"])
-def test_help_is_no_override(
-    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_is_no_override(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [script, "--help"])
     with pytest.raises(SystemExit):
         runpy.run_path(str(EXAMPLES / script), run_name="__main__")
@@ -82,9 +80,7 @@ def test_train_leaves_a_run_and_its_evaluation(tmp_path: Path) -> None:
         ("custom_env.py", "env", "custom_env:Reach"),
     ],
 )
-def test_a_class_of_ones_own_is_trained(
-    script: str, section: str, name: str, tmp_path: Path
-) -> None:
+def test_a_custom_class_is_trained(script, section, name, tmp_path):
     printed = run(script, *SMALL, "env.max_steps=4", cwd=tmp_path)
     (folder,) = (tmp_path / "runs").iterdir()
     assert f"{folder.relative_to(tmp_path)}: last return " in printed
@@ -107,9 +103,7 @@ def test_a_model_from_elsewhere_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [(), ("--tokens",)])
-def test_a_model_is_measured_in_highway_envs_own_space(
-    form: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_model_is_measured_in_highway_envs_own_space(form, tmp_path):
     pytest.importorskip("highway_env")
     words = ("--timesteps=256", "--episodes=1", *form)
     printed = run("highway.py", *words, cwd=tmp_path).replace("│", " ")
@@ -139,7 +133,7 @@ def test_one_file_trains_on_sets(pooling: str, tmp_path: Path) -> None:
     assert "512 steps" in printed
     content = json.loads((tmp_path / "measured" / "results.json").read_text())
     rows = {(row["policy"], row["perturbation"]): row for row in content["results"]}
-    # Neither order nor number are fixed, whatever was learned.
+    # Neither the order nor the number of tokens is fixed, whatever was learned.
     assert abs(rows["trained", "shuffle"]["drop"]) < 1e-4
     assert rows["trained", "inject"]["mean"] is not None
 
@@ -147,7 +141,7 @@ def test_one_file_trains_on_sets(pooling: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_rllib_trains_on_sets(tmp_path: Path) -> None:
     words = ("--iterations=1", "--episodes=4", "--out=measured")
-    # RLlib by itself writes to ~/ray_results; the package, as a test asserts, does not.
+    # RLlib itself writes to ~/ray_results; the package does not, as a test asserts.
     printed = run("rllib.py", *words, cwd=tmp_path, HOME=str(tmp_path))
     assert "2048 steps: return" in printed
     content = json.loads((tmp_path / "measured" / "results.json").read_text())

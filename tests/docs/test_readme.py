@@ -56,7 +56,7 @@ def blocks(language: str) -> list[str]:
 
 
 def commands(program: str) -> list[list[str]]:
-    """Commands that the README asks to type, in blocks and between backticks, once."""
+    """The distinct commands of the README, in code blocks and between backticks."""
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", README)
     split = dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in lines)
@@ -65,7 +65,7 @@ def commands(program: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    """The folder of a reader of the README: its modules written, its runs trained.
+    """The folder of a reader of the README, with its modules and trained runs.
 
     What a reader trains for minutes is saved untrained here, in a small environment.
     """
@@ -119,7 +119,7 @@ def test_it_shows_code_and_commands():
 
 
 def quick_and_slow(sources: list[str]) -> list[object]:
-    """A parameter for each block of code; those that train are slow."""
+    """Make a parameter of each block of code; blocks that train are slow."""
     trains = [any(long in source for long in TRAINING) for source in sources]
     return [
         pytest.param(number, marks=[pytest.mark.slow] if slow else [])
@@ -163,7 +163,7 @@ def test_its_commands_are_understood(folder, words):
         elif namespace.verb == "export":
             assert namespace.to in SUFFIXES
         elif namespace.verb == "play":
-            # A page that is served would never end.
+            # A server would never end.
             page = namespace.export or "page.html"
             assert (
                 main([*words, *([] if namespace.export else ["--export", page])]) == 0

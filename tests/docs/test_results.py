@@ -51,24 +51,24 @@ def section(page: str, title: str) -> str:
 
 
 def snippets() -> list[tuple[str, str]]:
-    """Each snippet on the published numbers, and what the page says it prints."""
+    """Each snippet of the published results, and the output that the page shows."""
     return re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", FINDINGS, re.S)
 
 
 def commands() -> list[list[str]]:
-    """Commands that the table of all results asks to type, in words."""
+    """The commands in the table of all results, split into words."""
     matches = re.findall(r"`(marl-pool [^`]+)`", REPRODUCTION)
     return [shlex.split(text)[1:] for text in dict.fromkeys(matches)]
 
 
 def rows(title: str) -> list[list[str]]:
-    """Cells of a section's table, without its head."""
+    """The cells of a section's table, without its header."""
     lines = re.findall(r"^\| (.*) \|$", section(REPRODUCTION, title), re.M)
     return [line.split(" | ") for line in lines[1:]]
 
 
 def rounded(printed: str) -> list[str]:
-    """Lines without what the last bits of a sum decide."""
+    """Return the lines, with numbers that are zero up to rounding replaced."""
     return re.sub(r"\de-1\d|0e\+00", "nothing", printed).split("\n")
 
 
@@ -89,9 +89,7 @@ def test_the_map_has_the_tables_of_its_data() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(snippets())))
-def test_a_snippet_runs_and_prints_what_the_page_says(
-    number: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_snippet_runs_and_prints_what_the_page_says(number, capsys):
     code, printed = snippets()[number]
     exec(compile(code, f"findings {number}", "exec"), {})
     assert rounded(capsys.readouterr().out) == rounded(printed)

@@ -1,4 +1,4 @@
-"""The site is built without a warning, and has all that is registered."""
+"""The site is built without a warning, and lists all registered names."""
 
 import os
 import re

@@ -79,9 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "page", [pytest.param(p, marks=[pytest.mark.slow] * (p in TRAINING)) for p in PAGES]
 )
-def test_a_page_runs_from_top_to_bottom(
-    page: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_runs_from_top_to_bottom(page, folder, capsys):
     space: dict[str, Any] = {"__name__": page}
     for block in blocks(page):
         if block.language == "python":
@@ -125,9 +123,7 @@ def test_what_is_shortened_is_there() -> None:
     assert all(long in pages for long in SHORTER)
 
 
-def test_the_notebook_runs_and_its_results_are_stored(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_notebook_runs_and_its_results_are_stored(monkeypatch, capsys):
     plt = pytest.importorskip("matplotlib.pyplot")
     monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
     file = ROOT / "examples" / "attention.ipynb"

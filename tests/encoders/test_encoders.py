@@ -1,4 +1,4 @@
-"""Encoders: equivariant, blind to padding, and as large as the paper says."""
+"""Encoders: equivariance, padding, and as many parameters as in the paper."""
 
 import json
 from typing import Any
@@ -17,9 +17,11 @@ from helpers.samples import (
     ENCODER_VARIANTS,
     NUM_TOKENS,
     encoders,
+    in_torchs_order,
     random_set,
     shared,
 )
+from helpers.samples import build_encoder as build
 from helpers.tables import yaml_cases
 from marl_pool.encoders import ENCODERS, make_encoder
 from marl_pool.encoders.base import Encoder
@@ -30,19 +32,10 @@ seeds = st.integers(0, 2**31)
 orders = st.permutations(range(NUM_TOKENS))
 
 
-def build(name: str = "transformer", **options: Any) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        encoder = make_encoder(name, **{"dim": DIM, **options})
-        for parameter in encoder.parameters():
-            nn.init.normal_(parameter, std=0.3)
-    return encoder.double().eval()
+# All encoders
 
 
-# All of them
-
-
-def test_every_registered_encoder_is_tried_here():
+def test_every_registered_encoder_is_tested_here():
     assert {name for name, _ in ENCODER_VARIANTS} == set(ENCODERS)
     assert marl_pool.encoder_names() == sorted(ENCODERS)
 
@@ -58,7 +51,7 @@ def test_shapes(name, options):
 
 
 def keeps_order(encoder: Encoder, seed: int, order: list[int]) -> bool:
-    """Return True if another order of the set gives the results in that order."""
+    """Return True if permuting the set permutes the results in the same way."""
     x, padding, _ = random_set(seed)
     permuted = encoder(x[:, order], padding[:, order])
     expected = encoder(x, padding)[:, order]
@@ -131,7 +124,7 @@ def test_every_parameter_gets_a_gradient(name, options):
         ("torch.nn:Linear", {}, "must be a subclass of .*Encoder"),
     ],
 )
-def test_what_names_no_encoder_is_refused(name, options, message):
+def test_unknown_encoders_and_options_are_refused(name, options, message):
     with pytest.raises(InputError, match=message):
         make_encoder(name, **options)
 
@@ -140,7 +133,7 @@ def test_what_names_no_encoder_is_refused(name, options, message):
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
-def test_it_is_torchs_pre_norm_layer(activation):
+def test_the_transformer_is_torchs_pre_norm_layer(activation):
     encoder = build(
         num_layers=2, num_heads=4, attention_scale="head", activation=activation
     )
@@ -189,7 +182,7 @@ def test_number_of_parameters(dim, layers, heads, dim_ff, count):
 
 
 def test_there_is_no_final_norm():
-    # Both branches silenced, what is left is the residual path: the identity.
+    # With both branches zero, only the residual path is left: the identity.
     encoder = build()
     with torch.no_grad():
         for layer in encoder.layers:
@@ -208,15 +201,15 @@ def test_only_the_feed_forward_parts_have_biases():
 
 def test_dropout_acts_in_training_only():
     x, padding, _ = random_set()
-    encoder, without_row = build(dropout=0.5), build(dropout=0.0)
+    encoder, no_dropout = build(dropout=0.5), build(dropout=0.0)
     torch.manual_seed(0)
-    assert torch.equal(encoder(x, padding), without_row(x, padding))
+    assert torch.equal(encoder(x, padding), no_dropout(x, padding))
     encoder.train()
-    without_row.train()
+    no_dropout.train()
     first, second = encoder(x, padding), encoder(x, padding)
     assert not torch.equal(first, second)
-    assert torch.equal(without_row(x, padding), without_row(x, padding))
-    # It drops what the feed-forward parts add, and nothing else.
+    assert torch.equal(no_dropout(x, padding), no_dropout(x, padding))
+    # Dropout acts only on what the feed-forward parts add.
     with torch.no_grad():
         for layer in encoder.layers:
             for parameter in layer.feedforward[2].parameters():
@@ -242,7 +235,7 @@ def without_row(tokens: torch.Tensor, i: int) -> torch.Tensor:
 
 
 def by_hand(pool: Any) -> Any:
-    """Equation 2 of SWARM, vector by vector; ``pool(W x, i)`` for the vector i."""
+    """Equation 2 of SWARM, vector by vector; ``pool(W x, i)`` pools for vector i."""
 
     def encode(layer: Any, x: torch.Tensor) -> torch.Tensor:
         rows = []
@@ -258,48 +251,44 @@ def by_hand(pool: Any) -> Any:
     [
         ("sum", lambda tokens, i: without_row(tokens, i).sum(1)),
         ("mean", lambda tokens, i: without_row(tokens, i).mean(1)),
-        # As published: the token itself is among them.
+        # As published, the maximum includes the token itself.
         ("max", lambda tokens, i: torch.stack(tokens.unbind(1)).max(0).values),
     ],
 )
 def test_a_set_linear_layer_by_hand(aggregation, pool):
     encoder = build("set_linear", num_layers=1, others=aggregation)
     x = random_set()[0]
-    x[:, 3] = x[:, 1]  # two that tie
+    x[:, 3] = x[:, 1]  # a tie
     (layer,) = encoder.layers
     torch.testing.assert_close(encoder(x), by_hand(pool)(layer, x))
 
 
 @pytest.mark.parametrize("aggregation", ["sum", "mean"])
-def test_the_pooling_of_no_others_is_zero(aggregation):
+def test_without_other_tokens_their_pooling_is_zero(aggregation):
     encoder = build("set_linear", num_layers=1, others=aggregation)
     x = random_set()[0][:, :1]
     torch.testing.assert_close(encoder(x), encoder.layers[0].on_own(x))
 
 
-def test_the_maximum_of_one_vector_is_its_own():
+def test_the_maximum_of_one_vector_is_the_vector():
     encoder = build("set_linear", num_layers=1, others="max")
     (layer,) = encoder.layers
     x = random_set()[0][:, :1]
     torch.testing.assert_close(encoder(x), layer.on_own(x) + layer.on_others(x))
 
 
-def test_a_swarm_of_torchs_cells():
-    """An `nn.LSTMCell` whose input is the entity and what the population remembers."""
+def test_a_swarm_layer_is_torchs_lstm_cell():
+    """The cell's input is the entity and the mean hidden state of the population."""
     units, iterations = 4, 3
     encoder = build("swarm", units=units, iterations=iterations)
     (layer,) = encoder.layers
     cell = nn.LSTMCell(DIM + units, units).double()
 
-    def reordered(weight: torch.Tensor) -> torch.Tensor:
-        enter, forget, leave, content = weight.chunk(4)
-        return torch.cat([enter, forget, content, leave])
-
     with torch.no_grad():
         on_both = torch.cat([layer.on_input.weight, layer.on_population.weight], 1)
-        cell.weight_ih.copy_(reordered(on_both))
-        cell.weight_hh.copy_(reordered(layer.on_hidden.weight))
-        cell.bias_ih.copy_(reordered(layer.on_input.bias))
+        cell.weight_ih.copy_(in_torchs_order(on_both))
+        cell.weight_hh.copy_(in_torchs_order(layer.on_hidden.weight))
+        cell.bias_ih.copy_(in_torchs_order(layer.on_input.bias))
         cell.bias_hh.zero_()
     x = random_set()[0]
     hidden = memory = torch.zeros(x.shape[0] * NUM_TOKENS, units).double()
@@ -317,8 +306,8 @@ def test_a_causal_swarm_does_not_depend_on_later_entities():
     x = random_set()[0][:1].requires_grad_()
     for place in range(NUM_TOKENS):
         (gradient,) = torch.autograd.grad(encoder(x)[0, place].sum(), x)
-        felt = gradient[0].abs().sum(-1) > 0
-        assert felt.tolist() == [i <= place for i in range(NUM_TOKENS)]
+        has_gradient = gradient[0].abs().sum(-1) > 0
+        assert has_gradient.tolist() == [i <= place for i in range(NUM_TOKENS)]
 
 
 def test_inducing_points_of_one_block_by_hand():
@@ -354,7 +343,7 @@ def test_the_set_transformer_with_published_weights_is_the_published_one():
     )
 
 
-def test_swarms_set_transformer_begins_as_published():
+def test_swarms_set_transformer_is_initialized_as_published():
     encoder: Any = make_encoder(
         "set_transformer", dim=64, num_inducing=50, bias=True, initial="swarm"
     )
@@ -389,7 +378,7 @@ def test_wrong_numbers_of_other_encoders(name, options, message):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_copies_may_change_places_but_not_what_is_pooled(seed):
+def test_the_order_of_copies_does_not_change_pooled_results(seed):
     encoder = build("learned_merging", num_layers=3)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(1, 8, DIM, generator=generator).double()

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
+from typing import TypeVar
 
 import pytest
 import torch
@@ -41,6 +42,7 @@ from marl_pool_studies.hierarchical.layers import (
 
 seeds = st.integers(0, 2**31)
 Sequence = tuple[tuple[int, int], ...]
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -49,7 +51,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def sequences(size: int, count: int, used: Sequence = ()) -> Iterator[Sequence]:
-    """All ordered choices of ordered pairs without a common token."""
+    """Yield all sequences of ``count`` ordered pairs without a common token."""
     if not count:
         yield used
         return
@@ -59,7 +61,7 @@ def sequences(size: int, count: int, used: Sequence = ()) -> Iterator[Sequence]:
 
 
 def by_hand(logits: Tensor, sequence: Sequence) -> Tensor:
-    """The probability of a sequence, choice by choice."""
+    """Compute the probability of a sequence, choice by choice."""
     probability, free = logits.new_ones(()), set(range(len(logits)))
     for first, second in sequence:
         allowed = itertools.permutations(sorted(free), 2)
@@ -96,7 +98,7 @@ def test_pairs_are_those_of_a_plain_greedy_loop(seed, size, levels):
         free -= {gone, kept}
 
 
-def test_the_direction_is_the_better_one_of_the_two():
+def test_a_pair_has_the_direction_with_the_higher_score():
     scores = torch.zeros(1, 3, 3)
     scores[0, 2, 1] = 5.0
     assert [part.tolist() for part in choose_pairs(scores, 1)[:2]] == [[[2]], [[1]]]
@@ -127,7 +129,7 @@ def test_log_probabilities_are_those_of_sequential_sampling(size, count):
     assert float(log_probs.exp().sum()) == pytest.approx(1)
 
 
-def test_noise_samples_without_replacement():
+def test_gumbel_noise_samples_without_replacement():
     logits, samples = normal(4, 4), 60_000
     generator = torch.Generator().manual_seed(0)
     batch = logits.expand(samples, -1, -1)
@@ -140,7 +142,7 @@ def test_noise_samples_without_replacement():
         observed = int(counts[(a * 4 + b) * 16 + c * 4 + d])
         statistic += (observed - expected) ** 2 / expected
     assert len(all_sequences) == 24
-    assert statistic < 49.7  # the 99.9 % quantile of chi-square with 23 degrees
+    assert statistic < 49.7  # 99.9 % quantile of chi-square, 23 degrees of freedom
 
 
 @given(seed=seeds)
@@ -181,7 +183,7 @@ def test_extreme_logits_stay_finite():
     assert logits.grad.isfinite().all()
 
 
-def test_unmasked_is_the_softmax_of_the_whole_matrix():
+def test_the_unmasked_log_prob_is_the_softmax_of_the_whole_matrix():
     logits = normal(2, 5, 5)
     pairs = choose_pairs(logits, 2)
     log_probs = pair_log_prob(logits, pairs, masked=False)
@@ -210,7 +212,7 @@ def settings_of(**options: object) -> Hierarchy:
     return Hierarchy(**{"dim": 4, "num_heads": 1, "through_tokens": True, **options})  # type: ignore[arg-type]
 
 
-def randomized(module: nn.Module) -> nn.Module:
+def randomized(module: Module) -> Module:
     generator = torch.Generator().manual_seed(1)
     module = module.double()
     with torch.no_grad():
@@ -226,14 +228,13 @@ def chance(explore: bool = True) -> Chance:
 def error_of_the_estimator(
     log_prob: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[float, float]:
-    """Expected and exact gradient: their distance, and the exact one's size.
+    """Return the norms of the estimator's bias and of the exact gradient.
 
     Four tokens, two merges, then one of the two left, over all 24 x 2 sequences. The
-    estimator's expectation weighs each by the probability that it is sampled with,
-    which is reckoned without the code under test.
+    estimator's expectation weights each by its sampling probability, which is computed
+    without the code under test.
     """
     encoder = randomized(HierarchicalEncoder(settings_of(log_prob=log_prob)))
-    assert isinstance(encoder, HierarchicalEncoder)
     first, second = list(sequences(4, 2)), list(sequences(2, 1))
     pairs = list(itertools.product(first, second))
     forced = [as_pairs([a for a, _ in pairs]), as_pairs([b for _, b in pairs])]
@@ -263,7 +264,7 @@ def error_of_the_estimator(
     assert float(probability.detach().sum()) == pytest.approx(1)
     parameters = [p for p in encoder.parameters() if p.requires_grad]
     exact = gradient((probability * losses).sum(), parameters)
-    # `surrogate` is a mean over samples; a sample of each weight is a weighted mean.
+    # `surrogate` is a mean over samples: call it for each, and weight the results.
     estimates = [
         surrogate(losses[row : row + 1], answer.log_prob[row : row + 1])
         for row in range(len(pairs))
@@ -292,7 +293,6 @@ def test_the_unmasked_estimator_is_biased(monkeypatch):
 
 def test_as_published_the_score_trains_the_policy_alone():
     encoder = randomized(HierarchicalEncoder(settings_of(through_tokens=False)))
-    assert isinstance(encoder, HierarchicalEncoder)
     answer = encoder(normal(2, 4, 4), [2], chance())
     answer.log_prob.sum().backward()
     policy = {id(p) for p in encoder.layer.policy.parameters()}  # type: ignore[union-attr]
@@ -302,7 +302,6 @@ def test_as_published_the_score_trains_the_policy_alone():
 
 def test_the_unmerging_estimator_is_exact(monkeypatch):
     decoder = randomized(HierarchicalDecoder(settings_of()))
-    assert isinstance(decoder, HierarchicalDecoder)
     orders = list(itertools.permutations(range(3), 2))
     x = normal(1, 3, 4).expand(len(orders), -1, -1)
     monkeypatch.setattr(
@@ -334,7 +333,7 @@ def test_the_surrogates_weights():
 
     assert weights() == pytest.approx([1, 2, 6])
     assert weights(credit="batch") == pytest.approx([3, 3, 3])
-    # Each less the mean of the other two.
+    # Each loss minus the mean of the other two.
     assert weights(baseline=True) == pytest.approx([-3, -1.5, 4.5])
     assert losses.grad is not None
     assert losses.grad.tolist() == pytest.approx([1, 1, 1])
@@ -345,7 +344,6 @@ def test_the_surrogates_weights():
 
 def test_logits_by_hand():
     scores = randomized(PairScores(6, 2, True))
-    assert isinstance(scores, PairScores)
     x = normal(2, 3, 6)
     normed = scores.norm(x)
     queries = scores.to_query(normed).unflatten(-1, (2, 3))
@@ -369,9 +367,7 @@ def layer(**options: object) -> MergingLayer:
         "through_tokens": True,
         **options,
     }
-    merging = randomized(MergingLayer(4, **arguments))  # type: ignore[arg-type]
-    assert isinstance(merging, MergingLayer)
-    return merging
+    return randomized(MergingLayer(4, **arguments))  # type: ignore[arg-type]
 
 
 def test_shared_keys_train_the_queries_only():
@@ -396,9 +392,8 @@ def test_the_heuristic_is_the_blocks_attention():
     assert not logits.requires_grad
 
 
-def test_a_random_policy_finds_all_pairs_alike_and_always_samples():
+def test_a_random_policy_is_uniform_and_always_samples():
     encoder = randomized(HierarchicalEncoder(settings_of(policy="random"))).eval()
-    assert isinstance(encoder, HierarchicalEncoder)
     x = normal(1, 6, 4).expand(50, -1, -1)
     step = encoder.step(x, 1, 1, chance(explore=False))
     assert step.pairs is not None
@@ -419,7 +414,7 @@ def test_evaluation_is_greedy(policy):
 
 @pytest.mark.parametrize("attention", [True, False])
 @pytest.mark.parametrize("gradient", ["reinforce", "scaling"])
-def test_what_merges_is_taken_apart_again(attention, gradient):
+def test_the_decoder_unmerges_to_the_original_shape(attention, gradient):
     settings = settings_of(attention=attention, gradient=gradient, token_noise=0.5)
     encoder = randomized(HierarchicalEncoder(settings))
     decoder = randomized(HierarchicalDecoder(settings))
@@ -437,7 +432,7 @@ def test_what_merges_is_taken_apart_again(attention, gradient):
 @pytest.mark.parametrize(
     ("gradient", "felt"), [("reinforce", True), ("scaling", False)]
 )
-def test_scaling_takes_the_place_of_reinforce(gradient, felt):
+def test_scaling_replaces_reinforce(gradient, felt):
     settings = settings_of(gradient=gradient)
     encoder, decoder = HierarchicalEncoder(settings), HierarchicalDecoder(settings)
     encoded = encoder(normal(3, 6, 4).float(), [2, 1], chance())
@@ -449,18 +444,16 @@ def test_scaling_takes_the_place_of_reinforce(gradient, felt):
 @pytest.mark.parametrize("count", [2, 3])
 def test_forced_tokens_are_scaled_as_chosen_ones(count):
     decoder = randomized(HierarchicalDecoder(settings_of(gradient="scaling")))
-    assert isinstance(decoder, HierarchicalDecoder)
     x = normal(2, 3, 4)
     tokens = choose_tokens(decoder._logits(x + timestep_encoding(1, 4)), count)
     greedy = decoder.step(x, 1, count, chance(explore=False))
     forced = decoder.step(x, 1, count, chance(), tokens)
     torch.testing.assert_close(forced.tokens, greedy.tokens)
-    assert forced.log_prob.requires_grad  # it learns which they are
+    assert forced.log_prob.requires_grad  # the decoder learns to choose them
 
 
-def test_who_is_in_no_pair_stays_without_attention():
+def test_unpaired_tokens_stay_unchanged_without_attention():
     encoder = randomized(HierarchicalEncoder(settings_of(attention=False)))
-    assert isinstance(encoder, HierarchicalEncoder)
     x = normal(2, 5, 4)
     step = encoder.step(x, 3, 2, chance())
     pairs = step.pairs
@@ -477,9 +470,8 @@ def test_who_is_in_no_pair_stays_without_attention():
             torch.testing.assert_close(step.tokens[row, 1 + number], expected)
 
 
-def test_noise_and_norms():
+def test_token_noise_and_norms():
     encoder = randomized(HierarchicalEncoder(settings_of(token_noise=1.0)))
-    assert isinstance(encoder, HierarchicalEncoder)
     x = torch.zeros(4, 500, 4).double()
     quiet = x + timestep_encoding(2, 4)
     entered, norm = encoder.entrance(x, 2, chance().generator)
@@ -517,11 +509,11 @@ def test_wrong_settings(options, message):
 # The encoder for policies
 
 
-def test_a_merge_stands_in_both_places():
+def test_a_merged_vector_is_added_in_both_slots():
     encoder = make_encoder(
         "learned_merging", dim=4, num_layers=1, proportion=0.4, attention=False
     )
-    encoder = randomized(encoder).eval()  # type: ignore[assignment]
+    encoder = randomized(encoder).eval()
     x = normal(2, 5, 4)
     output = encoder(x)
     entered = x + timestep_encoding(1, 4)
@@ -559,7 +551,7 @@ def test_sampler_and_learner_agree():
     torch.testing.assert_close(learned, sampled)
 
 
-def test_the_policy_of_the_encoder_learns_by_plain_gradients():
+def test_the_encoders_merging_policy_gets_a_gradient():
     encoder = randomized(make_encoder("learned_merging", dim=4))
     encoder(normal(2, 6, 4)).square().sum().backward()
     grads = {name: part.grad for name, part in encoder.named_parameters()}
@@ -579,7 +571,7 @@ def test_the_policy_of_the_encoder_learns_by_plain_gradients():
         ({"policy_heads": 3}, "encoder.policy_heads: expected a divisor of dim = 8"),
     ],
 )
-def test_wrong_numbers_of_the_encoder(options, message):
+def test_wrong_numbers_of_the_encoder_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         make_encoder("learned_merging", **options)
 
@@ -605,7 +597,7 @@ def test_256_tokens_over_eight_layers(proportion, count):
         ([], r"expected a number for each layer, got \[\]"),
     ],
 )
-def test_a_schedule_that_merges_more_than_there_is(schedule, message):
+def test_impossible_schedules_are_refused(schedule, message):
     with pytest.raises(InputError, match=message) as caught:
         validate_schedule(16, schedule)
     assert "\n" not in str(caught.value)
@@ -629,7 +621,7 @@ def test_depths_are_a_distribution(rho, layers, proportional):
     assert float(probabilities.sum()) == pytest.approx(1)
 
 
-def test_depths_are_drawn():
+def test_depths_are_sampled_by_their_probabilities():
     generator = torch.Generator().manual_seed(0)
     depths = [sample_depth(depth_probabilities(0.5, 3), generator) for _ in range(4000)]
     for depth, expected in ((1, 0.5), (2, 0.25), (3, 0.25)):
@@ -639,7 +631,7 @@ def test_depths_are_drawn():
 # How much policies depend on their input
 
 
-def test_a_generic_policy_tells_nothing_of_its_input():
+def test_a_policy_that_ignores_its_input_has_no_information():
     policy = normal(1, 4, 4).flatten(1).softmax(1).view(1, 4, 4)
     estimate = dependence(policy.expand(10, -1, -1))
     assert estimate.information == pytest.approx(0, abs=1e-12)
@@ -648,14 +640,14 @@ def test_a_generic_policy_tells_nothing_of_its_input():
     )
 
 
-def test_policies_that_share_no_pair_tell_which_input_it_was():
+def test_policies_without_a_common_pair_identify_their_input():
     policies = torch.zeros(6, 3, 3)
     for number, pair in enumerate(itertools.permutations(range(3), 2)):
         policies[number][pair] = 1
     estimate = dependence(policies)
     assert estimate.information == pytest.approx(math.log(6))
     assert estimate.uniform == pytest.approx(math.log(6))
-    # Of all pairs, not of those that these policies choose from.
+    # Uniform over all pairs, not only those that these policies choose from.
     assert dependence(policies[:2]).uniform == pytest.approx(math.log(6))
 
 

@@ -1,4 +1,4 @@
-"""Attention weights drawn into frames from anywhere."""
+"""Attention weights drawn into frames of any source."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_heads_have_colors_side_by_side():
         assert share.max() == pytest.approx(np.linalg.norm(color), rel=1e-2)
 
 
-def test_what_is_absent_gets_nothing():
+def test_entities_without_a_position_are_not_drawn():
     positions = np.vstack([POSITIONS, [[np.nan, 5.0], [5.0, np.nan], [9.0, 70.0]]])
     weights = np.array([0.0, 0.9, 0.1, 0.5, np.nan, np.nan])
     # A weight of an entity without a place does not count as one of uniform attention.
@@ -64,7 +64,7 @@ def test_what_is_absent_gets_nothing():
     np.testing.assert_array_equal(far, FRAME)
 
 
-def test_tensors_and_shares_are_taken():
+def test_tensors_and_float_frames_are_accepted():
     weights = torch.tensor([0.2, 0.3, 0.5], requires_grad=True)
     drawn = draw_attention(FRAME, torch.from_numpy(POSITIONS), weights)
     np.testing.assert_array_equal(

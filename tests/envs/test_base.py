@@ -36,7 +36,7 @@ def docstring_example() -> type[BatchedEnv]:
 
 
 def play(env: BatchedEnv, steps: int) -> torch.Tensor:
-    """Observations ``(steps, num_envs)`` while every agent moves right."""
+    """Return observations ``(steps, num_envs)`` while every agent moves right."""
     features = []
     for _ in range(steps):
         features.append(env.observe()["agent"].features[:, 0, 0, 0])

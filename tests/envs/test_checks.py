@@ -1,5 +1,7 @@
 """Checks of a user's environment before training."""
 
+import re
+
 import pytest
 import torch
 
@@ -9,6 +11,8 @@ from marl_pool.cli import main as cli
 from marl_pool.envs.checks import RULES, check_env
 
 PLUG_IN = "helpers.faulty_pole:FaultyPole"
+
+STEPS_RULE = "rewards and ends have their shapes and dtypes, and are finite"
 
 
 @pytest.mark.parametrize(
@@ -20,16 +24,15 @@ def test_environments_of_the_package_keep_the_contract(name, options):
 
 
 @yaml_cases("fault, rule, expected")
-@pytest.mark.parametrize("after", [1, 10])
-def test_a_fault_is_found_and_named(monkeypatch, fault, rule, expected, after):
+def test_a_fault_is_found_and_named(monkeypatch, fault, rule, expected):
     monkeypatch.setattr(FaultyPole, "num_steps", 0)
-    problems = check_env(PLUG_IN, fault=fault, after=after)
+    problems = check_env(PLUG_IN, fault=fault, after=10)
     (problem,) = (text for name, text in problems.items() if name.startswith(rule))
     assert expected in problem
 
 
 class Careless(FaultyPole):
-    """A pole that depends on the batch, and writes into what it has shown."""
+    """A pole that depends on the batch and writes into returned observations."""
 
     last = torch.zeros(1)
 
@@ -45,7 +48,7 @@ class Careless(FaultyPole):
 
 
 class CarelessState(FaultyPole):
-    """A pole that writes into the state that it has shown."""
+    """A pole that writes into the state that it has returned."""
 
     shown = torch.zeros(1)
 
@@ -76,22 +79,17 @@ def test_dependence_on_the_batch_and_on_later_steps_is_found():
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
+        (None, ""),
         ("lives on", "env.module: step 3: agent 'a_0': ended in step 2 and is in"),
         ("old reset", "env.module: reset: expected 2 dicts, observations, infos, got"),
-        ("raises", "expected no error, got RuntimeError: the door is shut ("),
+        ("raises", r"expected .*got RuntimeError: the door is shut \(.*_breaker.py:"),
     ],
 )
 def test_a_pettingzoo_env_that_breaks_a_rule_is_named(fault, message):
     options = {"module": "helpers.rule_breaker:Breaker", "options": {"fault": fault}}
     problems = check_env("pettingzoo", **options)
-    assert problems["a seed determines the episodes"].startswith(message)
-    if fault == "raises":
-        assert "rule_breaker.py:" in problems["a seed determines the episodes"]
-
-
-def test_a_pettingzoo_env_that_keeps_the_rules_passes():
-    options = {"module": "helpers.rule_breaker:Breaker", "options": {"fault": None}}
-    assert check_env("pettingzoo", **options) == dict.fromkeys(RULES, "")
+    assert re.match(message, problems["a seed determines the episodes"])
+    assert any(problems.values()) == (fault is not None)
 
 
 def test_the_command_prints_a_line_for_each_rule(capsys):
@@ -99,9 +97,9 @@ def test_the_command_prints_a_line_for_each_rule(capsys):
     assert cli.main([*words, "+env.fault=wrong_shape"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(RULES)
-    assert any(
-        "of shape (3, 1), got float32 of shape (3, 1, 1)" in line for line in lines
-    )
+    (problem,) = (line for line in lines if "(3, 1, 1)" in line)
+    assert problem.startswith(f"failed  {STEPS_RULE}: ")
+    assert "of shape (3, 1), got float32 of shape (3, 1, 1)" in problem
     assert cli.main(["check-env", "ppo.lr=1"]) == 2
     message = capsys.readouterr().err
     for part in ("env=NAME", "env.KEY=…", "env_timeout=SECONDS", "got 'ppo.lr=1'"):
@@ -117,5 +115,5 @@ def test_an_environment_that_hangs_is_named(monkeypatch, capsys):
     assert lines[0] == "ok      groups are declared"
     assert "of FaultyPole took longer than 0.2 seconds" in lines[1]
     assert "the limit env_timeout" in lines[1]
-    first = "the same as of 'observations have the declared shapes, dtypes and types'"
+    first = f"for the reason of '{STEPS_RULE}'"
     assert all(line.endswith(first) for line in lines[2:])

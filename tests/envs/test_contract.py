@@ -1,6 +1,5 @@
-"""The contract of `BatchedEnv`, held by every environment that is written in torch."""
+"""The contract of `BatchedEnv`, kept by every environment written in torch."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -16,31 +15,28 @@ from marl_pool.policies.base import Policy
 KINDS = ("random", "flee", "learned")
 TAG = "self obstacle predator prey"
 CELLS = "self floor key lock gem held"
-DTYPES = (torch.float32, torch.float64)
+FLOAT, DOUBLE = torch.float32, torch.float64
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "simple_centroid": [
         {},
         *(
             {"num_agents": 2, "num_signal": signal, "num_noise": noise, "dtype": dtype}
-            for (signal, noise), dtype in itertools.product(
-                [(3, 28), (31, 0), (1, 2)], DTYPES
-            )
+            for signal, noise, dtype in ((3, 28, FLOAT), (31, 0, DOUBLE), (1, 2, FLOAT))
         ),
     ],
     "simple_tag": [
-        {"prey": prey, **options}
-        for prey in KINDS
-        for options in ({}, {"counts": "2-2-3"})
+        {"prey": "random"},
+        *({"prey": prey, "counts": "2-2-3"} for prey in KINDS[1:]),
     ],
     "cartpole": [
         {},
         {"duplicates": 2, "noise_channels": 3, "num_frames": 2},
-        {"channel_ids": True, "duplicates": 2, "noise_channels": 1, "dtype": DTYPES[1]},
+        {"channel_ids": True, "duplicates": 2, "noise_channels": 1, "dtype": DOUBLE},
     ],
     "boxworld": [
-        {"observation": observation, **options}
-        for observation in ("entities", "pixels")
-        for options in ({}, {"n": 5}, {"random_distractors": True})
+        {"observation": "entities"},
+        {"observation": "entities", "random_distractors": True},
+        {"observation": "pixels", "n": 5},
     ],
     "pettingzoo": [{"module": "helpers.changing_agents:ChangingAgents"}],
 }
@@ -49,7 +45,7 @@ COLLIDING: list[tuple[str, dict[str, Any]]] = [
         "simple_tag",
         {"counts": "2-3-4", "prey": prey, "obstacles_collide": True, "dtype": dtype},
     )
-    for prey, dtype in itertools.product(KINDS, DTYPES)
+    for prey, dtype in zip(KINDS, (FLOAT, DOUBLE, FLOAT), strict=True)
 ]
 each_env = pytest.mark.parametrize(
     ("name", "options"),
@@ -57,7 +53,7 @@ each_env = pytest.mark.parametrize(
 )
 
 
-def started(
+def make_started_env(
     name: str, num_envs: int, options: dict[str, Any], **overrides: Any
 ) -> BatchedEnv:
     env = make_batched_env(name, num_envs, seed=11, **options, **overrides)
@@ -66,7 +62,7 @@ def started(
 
 
 def actions_for(env: BatchedEnv, step: int) -> dict[str, Tensor]:
-    """Some actions that depend on environment number, agent and step alone."""
+    """Return actions that depend only on environment number, agent and step."""
     actions = {}
     for name, group in env.groups.items():
         space = group.action_space
@@ -86,7 +82,7 @@ def obs(env: BatchedEnv) -> list[Tensor]:
 
 
 def run(env: BatchedEnv, steps: int, first: int = 0) -> list[Tensor]:
-    """Observations, rewards and ends of some steps; the second dimension is the env."""
+    """Return observations, rewards and ends, with the env as second dimension."""
     rows = []
     for number in range(first, first + steps):
         step = env.step(actions_for(env, number))
@@ -108,7 +104,7 @@ def test_registered_names_build_their_classes(name):
 
 @each_env
 def test_observations_fit_their_description(name, options):
-    env = started(name, 3, options)
+    env = make_started_env(name, 3, options)
     for group, tokens in env.observe().items():
         spec = env.groups[group]
         spec.tokens.check(tokens)
@@ -122,17 +118,17 @@ def test_observations_fit_their_description(name, options):
 
 @pytest.mark.parametrize(("name", "options"), [*each_env.args[1], *COLLIDING])
 def test_one_env_equals_the_same_env_among_many(name, options):
-    batch = started(name, 37, options)
+    batch = make_started_env(name, 37, options)
     start, expected = obs(batch), run(batch, 70)
     for number in (0, 3, 36):
-        solo = started(name, 1, options, first_env=number)
+        solo = make_started_env(name, 1, options, first_env=number)
         assert_equal(obs(solo), [part[number : number + 1] for part in start])
         assert_equal(run(solo, 70), [part[:, number : number + 1] for part in expected])
 
 
 @each_env
 def test_selected_envs_continue_exactly(name, options):
-    env = started(name, 4, options)
+    env = make_started_env(name, 4, options)
     run(env, 9)
     rows = torch.tensor([3, 1])
     subset = env.select(rows)
@@ -147,7 +143,7 @@ def test_selected_envs_continue_exactly(name, options):
 
 @each_env
 def test_a_saved_state_continues_exactly_and_survives_its_use(name, options):
-    env, twin = (started(name, 3, options) for _ in range(2))
+    env, twin = (make_started_env(name, 3, options) for _ in range(2))
     run(env, 7)
     saved = env.state_dict()
     expected = run(env, 80, first=7)
@@ -163,8 +159,8 @@ def test_a_saved_state_continues_exactly_and_survives_its_use(name, options):
 
 @each_env
 def test_a_partial_reset_leaves_the_other_envs_alone(name, options):
-    env, calm = (started(name, 4, options) for _ in range(2))
-    fresh = started(name, 4, options, first_episode=1)
+    env, calm = (make_started_env(name, 4, options) for _ in range(2))
+    fresh = make_started_env(name, 4, options, first_episode=1)
     run(env, 10)
     run(calm, 10)
     where = torch.tensor([False, True, False, True])
@@ -179,18 +175,18 @@ def test_a_partial_reset_leaves_the_other_envs_alone(name, options):
 
 @each_env
 def test_first_episode_is_where_a_restarted_runner_continues(name, options):
-    env = started(name, 2, options)
+    env = make_started_env(name, 2, options)
     for episode in range(1, 12):
         run(env, 4)
         env.reset()
-        later = started(name, 2, options, first_episode=episode)
+        later = make_started_env(name, 2, options, first_episode=episode)
         assert_equal(obs(later), obs(env))
     assert_equal(run(later, 4), run(env, 4))
 
 
 @each_env
 def test_an_observation_belongs_to_the_caller(name, options):
-    env, twin = (started(name, 5, options) for _ in range(2))
+    env, twin = (make_started_env(name, 5, options) for _ in range(2))
     observation = obs(env)
     before = [part.clone() for part in observation]
     run(env, 10)
@@ -204,7 +200,7 @@ def test_an_observation_belongs_to_the_caller(name, options):
 
 @pytest.mark.parametrize("name", sorted({*HEURISTICS} & {*VARIANTS, "pong"}))
 def test_episodes_are_truncated_after_max_steps(name):
-    env = started(name, 2, {"max_steps": 3})
+    env = make_started_env(name, 2, {"max_steps": 3})
     ends = [env.step(actions_for(env, step)) for step in range(3)]
     assert [end.truncated.tolist() for end in ends] == [[i == 2] * 2 for i in range(3)]
     if name in ("simple_centroid", "simple_tag"):
@@ -258,7 +254,7 @@ DESCRIPTIONS: list[tuple[str, dict[str, Any], str, tuple[int, ...], str, Any]] =
     ("name", "options", "group", "sizes", "types", "space"), DESCRIPTIONS
 )
 def test_groups_are_described(name, options, group, sizes, types, space):
-    env = started(name, 2, options)
+    env = make_started_env(name, 2, options)
     description, tokens = env.groups[group], env.observe()[group]
     spec = description.tokens
     assert (description.num_agents, spec.num_tokens, spec.num_features) == sizes
@@ -287,7 +283,7 @@ PLAYERS = [
 
 @pytest.mark.parametrize(("name", "role", "options"), PLAYERS)
 def test_heuristics_are_permutation_invariant(name, role, options):
-    env = started(name, 6, options)
+    env = make_started_env(name, 6, options)
     run(env, 6)
     policy, tokens = make_heuristic(name, env.groups[role], role=role), env.observe()
     order = torch.randperm(

@@ -1,4 +1,4 @@
-"""The PettingZoo and Gymnasium views, held by those libraries' own checkers."""
+"""The PettingZoo and Gymnasium views, checked by those libraries' own checkers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,8 +22,9 @@ from marl_pool.options.names import resolve
 from marl_pool.utils.errors import InputError
 
 ID = "marl_pool/simple_centroid-v0"
-# Options of an environment that has both kinds of actions, or several agents.
-ACTIONS: dict[str, list[dict[str, Any]]] = {
+# Options of an environment that has several kinds of tokens or actions, or agents.
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "boxworld": [{"observation": kind} for kind in ("entities", "pixels")],
     "lbforaging": [{"num_agents": 1, "choices": kind} for kind in ("moves", "food")],
     "simple_centroid": [{"continuous_actions": on} for on in (True, False)],
     "simple_spread": [{"num_agents": 1}],
@@ -62,7 +63,7 @@ TEAMS = {
     *("simple_adversary", "simple_push", "simple_reference", "simple_world_comm"),
     *("simple_speaker_listener", "xor"),
 }
-"""Environments of several agents whatever their options are."""
+"""Environments that always have several agents."""
 
 
 class ThreeStepTask(SimpleCentroid):
@@ -106,7 +107,7 @@ def test_pettingzoo_checkers_accept_its_aec_form(name, options):
     [
         (name, options)
         for name in VERSIONS
-        for options in ACTIONS.get(name, [{}])
+        for options in VARIANTS.get(name, [{}])
         if name not in TEAMS
     ],
 )
@@ -194,42 +195,46 @@ def test_observations_belong_to_the_caller():
     assert again["types"].any()
 
 
-def test_truncation_ends_the_episode_for_all():
-    view = make_env("simple_centroid", num_agents=2, max_steps=2)
+ALIVE = {"agent_0": False, "agent_1": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "ends", "remaining"),
+    [
+        ("simple_centroid", {"max_steps": 2}, [(ALIVE, False), (ALIVE, True)], []),
+        (
+            f"{__name__}:ThreeStepTask",
+            {},
+            [(ALIVE, False), (ALIVE, False), (dict.fromkeys(ALIVE, True), False)],
+            [],
+        ),
+        (
+            f"{__name__}:Mortal",
+            {},
+            [
+                (ALIVE, False),
+                ({**ALIVE, "agent_0": True}, False),
+                ({"agent_1": False}, False),
+            ],
+            ["agent_1"],
+        ),
+    ],
+)
+def test_episode_ends_affect_all_agents_and_deaths_only_one(
+    name, options, ends, remaining
+):
+    """By step, the terminations, and whether all are truncated."""
+    view = make_env(name, num_agents=2, **options)
     view.reset(seed=0)
-    for last in (False, True):
-        actions = {agent: np.zeros(5, np.float32) for agent in view.agents}
-        observations, _, terminations, truncations, _ = view.step(actions)
-        assert terminations == {"agent_0": False, "agent_1": False}
-        assert truncations == {"agent_0": last, "agent_1": last}
-        assert set(observations) == {"agent_0", "agent_1"}
-    assert view.agents == []
-    view.reset()
-    assert view.agents == ["agent_0", "agent_1"]
-
-
-def test_termination_ends_the_episode_for_all():
-    view = make_env(f"{__name__}:ThreeStepTask", num_agents=2)
-    view.reset(seed=0)
-    for last in (False, False, True):
-        actions = {agent: np.zeros(5, np.float32) for agent in view.agents}
-        _, _, terminations, truncations, _ = view.step(actions)
-        assert terminations == {"agent_0": last, "agent_1": last}
-        assert not any(truncations.values())
-    assert view.agents == []
-
-
-def test_an_agent_that_dies_is_terminated_and_leaves():
-    view = make_env(f"{__name__}:Mortal", num_agents=2)
-    view.reset(seed=0)
-    ends = []
-    for _ in range(3):
+    for terminated, truncated in ends:
         actions = {agent: np.ones(5, np.float32) for agent in view.agents}
-        observations, _, terminations, _, _ = view.step(actions)
-        assert observations.keys() == terminations.keys() == actions.keys()
-        ends.append(terminations)
-    alive = {"agent_0": False, "agent_1": False}
-    assert ends == [alive, {**alive, "agent_0": True}, {"agent_1": False}]
+        observations, _, terminations, truncations, _ = view.step(actions)
+        assert observations.keys() == actions.keys()
+        assert terminations == terminated
+        assert truncations == dict.fromkeys(terminated, truncated)
+    assert view.agents == remaining
+    view.reset()
+    assert view.agents == [*ALIVE]
 
 
 @pytest.mark.parametrize("size", [128, 512])
@@ -316,7 +321,7 @@ def test_a_view_without_a_render_mode_draws_nothing():
 
 
 def test_wrong_input_is_refused():
-    with pytest.raises(InputError, match="render_mode: expected None or one of rgb"):
+    with pytest.raises(InputError, match="render_mode: expected None or 'rgb_array'"):
         make_env("simple_centroid", render_mode="human")
     with pytest.raises(InputError, match="expects one agent, got 2"):
         OneAgentView("simple_centroid", num_agents=2)

@@ -34,7 +34,7 @@ AGENTS = {
 
 
 @pytest.mark.parametrize("name", env_names())
-def test_it_trains_evaluates_and_renders(name, tmp_path, capsys):
+def test_every_env_trains_evaluates_and_renders(name, tmp_path, capsys):
     run = tmp_path / "run"
     batch = 32 * AGENTS.get(name, 1)
     arguments = [f"env={name}", *EXTRA.get(name, []), *SMALL, f"ppo.batch_size={batch}"]

@@ -70,14 +70,14 @@ def test_other_pictures_are_refused_in_one_line(kind):
     assert "\n" not in str(caught.value)
 
 
-def test_a_picture_of_the_right_size_is_not_the_env_s_own():
+def test_frames_of_the_right_size_are_copied():
     image = np.zeros((8, 8, 3), np.uint8)
     fit_square(image, 8)[...] = 1
     assert not image.any()
 
 
 class Painted(SimpleCentroid):
-    """A batched env that draws what ``picture`` is."""
+    """A batched env that draws ``picture``."""
 
     picture: Any = None
 
@@ -86,7 +86,7 @@ class Painted(SimpleCentroid):
 
 
 class Shown(Breaker):
-    """A PettingZoo env that renders what ``picture`` is."""
+    """A PettingZoo env that renders ``picture``."""
 
     picture: Any = None
 

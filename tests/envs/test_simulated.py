@@ -24,7 +24,7 @@ from marl_pool.utils.errors import InputError
 
 
 class Counted(SimulatedEnv):
-    """A env of `Counter`."""
+    """An env of `Counter`."""
 
     def __init__(self, num_envs: int, **options: Any) -> None:
         context = {"max_steps": 20, "seed": 0, "first_env": 0, "first_episode": 0}
@@ -72,7 +72,7 @@ def begun(make: Maker, num_envs: int = 1, **options: Any) -> Any:
 
 
 def actions_for(env: BatchedEnv) -> dict[str, Tensor]:
-    """Some actions in [-0.6, 1] that depend on env, episode and step alone."""
+    """Return actions in [-0.6, 1] that depend only on env, episode and step."""
     space = env.groups["agent"].action_space
     mixed = env.env_ids * 7 + env.episodes * 5 + env.steps * env.steps * 3
     if isinstance(space, spaces.Discrete):
@@ -82,7 +82,7 @@ def actions_for(env: BatchedEnv) -> dict[str, Tensor]:
 
 
 def run(env: BatchedEnv, steps: int) -> Tensor:
-    """Play; return what was seen ``(steps, num_envs, …)``."""
+    """Play; return the observations ``(steps, num_envs, …)``."""
     features = []
     for _ in range(steps):
         env.step(actions_for(env))
@@ -125,7 +125,7 @@ def test_starts_differ_between_seeds_envs_and_episodes(make):
 
 @AND_PONG
 @pytest.mark.parametrize("rows", [[1], [1, 0], [1, 1]])
-def test_what_is_taken_goes_on_like_the_whole(make, rows):
+def test_selected_envs_continue_exactly_after_replay(make, rows):
     index = torch.tensor(rows)
     env, twin = begun(make, 2, seed=2), begun(make, 2, seed=2)
     run(env, 3)
@@ -141,7 +141,7 @@ def test_what_is_taken_goes_on_like_the_whole(make, rows):
 
 
 @AND_PONG
-def test_copies_of_one_env_part_ways(make):
+def test_copies_of_one_env_diverge_with_their_actions(make):
     first, second = (begun(make, seed=2) for _ in range(2))
     for env in (first, second):
         run(env, 3)
@@ -197,7 +197,7 @@ def test_a_state_that_does_not_replay_is_refused(make):
     state = env.state_dict()
     name = "screens" if make is PONG else "observations"
     state["tensors"][name][..., -1] += 1
-    with pytest.raises(InputError, match="expected .* saved state .* got others"):
+    with pytest.raises(InputError, match="expected .* saved state .* got different"):
         make(1).load_state_dict(state)
 
 

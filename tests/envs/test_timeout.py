@@ -39,7 +39,7 @@ def test_without_a_limit_nothing_is_watched():
 
 
 def command(verb: str, *drop: str) -> list[str]:
-    """A campaign's command without its keys that begin with some words."""
+    """Return a campaign's command without the keys of some prefixes."""
     base = {"evolve": EVOLVE, "clone": CLONE}[verb]
     return [verb, *(text for text in base if not text.startswith(("env", *drop)))]
 

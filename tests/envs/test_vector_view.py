@@ -30,7 +30,7 @@ def test_make_vec_builds_the_view_and_takes_options():
     assert infos == {}
 
 
-def test_it_plays_the_episodes_of_the_batched_env():
+def test_vector_view_plays_the_episodes_of_the_batched_env():
     options = {"counts": "1-2-1", "max_steps": 4}
     view = OneAgentVectorView("simple_centroid", NUM_ENVS, **options)
     env = make_batched_env("simple_centroid", NUM_ENVS, seed=7, **options)
@@ -55,7 +55,7 @@ def test_it_plays_the_episodes_of_the_batched_env():
         assert np.array_equal(observed["features"], expected)
 
 
-def test_a_seed_starts_over_and_none_goes_on():
+def test_reset_with_a_seed_repeats_and_without_one_continues():
     view = OneAgentVectorView("simple_centroid", NUM_ENVS)
     first, _ = view.reset(seed=3)
     repeat, _ = view.reset(seed=3)
@@ -66,7 +66,7 @@ def test_a_seed_starts_over_and_none_goes_on():
     assert not np.array_equal(resets[0]["features"], resets[1]["features"])
 
 
-def test_what_a_caller_writes_changes_nothing():
+def test_writing_into_observations_does_not_change_the_env():
     view = OneAgentVectorView("simple_centroid", NUM_ENVS)
     observed, _ = view.reset(seed=3)
     observed["features"][:] = 0
@@ -111,7 +111,7 @@ def test_a_wrong_action_is_refused(change, message):
     view.reset(seed=0)
     with pytest.raises(InputError, match=message):
         view.step(change(actions(view, 1)[0]))
-    with pytest.raises(InputError, match="reset: expected one seed, of which each"):
+    with pytest.raises(InputError, match="reset: expected one seed, from which each"):
         view.reset(seed=[1, 2])
 
 

@@ -14,6 +14,7 @@ import torch
 
 from helpers.evaluated import evaluate, levels
 from helpers.farm import FoxAndHens
+from helpers.tables import yaml_cases
 from marl_pool.compiled import compile
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
@@ -61,11 +62,9 @@ def fox_and_hens() -> BatchedEnv:
     return FoxAndHens(EPISODES, first_env=EVALUATION_ENVS)
 
 
-def policies(
-    env: BatchedEnv, pooling: str = "ada", **options: Any
-) -> dict[str, Policy]:
+def policies(env: BatchedEnv, pooling: str = "ada") -> dict[str, Policy]:
     """Untrained policies; larger weights would exceed the environment's bounds."""
-    options = {"init_std": 0.2, "seed": 1, **options}
+    options = {"init_std": 0.2, "seed": 1}
     return {
         name: make_policy(group.tokens, group.action_space, pooling=pooling, **options)
         for name, group in env.groups.items()
@@ -90,7 +89,7 @@ def rows_of(
 def shuffled_pair(
     pooling: str, double: bool = True, every: int | None = None, explore: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns, clean and shuffled, of episodes in which last bits can add up."""
+    """Clean and shuffled returns of episodes in which rounding errors accumulate."""
     envs = [centroid(16, num_noise=28, max_steps=32) for _ in range(2)]
     players = (float64_policies if double else policies)(envs[0], pooling)
     kinds = (None, make_perturbation("shuffle", every=every))
@@ -103,22 +102,16 @@ def shuffled_pair(
 
 @pytest.mark.parametrize(("explore", "every"), [(False, None), (True, 1)])
 @pytest.mark.parametrize("pooling", INVARIANT)
-def test_a_shuffle_changes_nothing_for_an_invariant_head(
-    pooling: str, every: int | None, explore: bool
-) -> None:
+def test_a_shuffle_changes_nothing_for_an_invariant_head(pooling, every, explore):
     clean, shuffled = shuffled_pair(pooling, every=every, explore=explore)
     assert clean.std() > 0
     np.testing.assert_array_equal(clean, shuffled)
 
 
-@pytest.mark.parametrize("pooling", INVARIANT)
-def test_in_single_precision_the_order_shows(pooling: str) -> None:
-    """Without this the test above would not be one of `to_float64`."""
-    clean, shuffled = shuffled_pair(pooling, double=False, every=1)
+def test_a_shuffle_changes_float32_returns_and_those_of_a_head_with_positions():
+    """Otherwise the test above would test neither `to_float64` nor the shuffle."""
+    clean, shuffled = shuffled_pair("ada", double=False, every=1)
     assert (clean != shuffled).any()
-
-
-def test_a_shuffle_changes_a_head_that_takes_positions() -> None:
     clean, shuffled = shuffled_pair("flatten")
     assert np.abs(clean - shuffled).max() > 1e-3
 
@@ -154,11 +147,8 @@ def test_a_copy_in_double_leaves_the_policy_alone() -> None:
     assert {p.dtype for p in copied["agent"].parameters()} == {torch.float64}
     assert players["agent"].training
     assert not copied["agent"].training
-
-
-def test_groups_that_share_a_policy_share_its_copy() -> None:
-    shared = policies(centroid())["agent"]
-    copied = to_float64({"one": shared, "two": shared})
+    # Groups that share a policy share its copy.
+    copied = to_float64(dict.fromkeys(("one", "two"), players["agent"]))
     assert copied["one"] is copied["two"]
 
 
@@ -167,16 +157,13 @@ def test_groups_that_share_a_policy_share_its_copy() -> None:
 
 def test_all_conditions_in_order_with_paired_drops() -> None:
     env = centroid()
-    results = measure(
-        float64_policies(env),
-        centroid,
-        levels(
-            {"name": "jitter", "severities": [0.0, 0.5]},
-            {"name": "occlude", "mode": "zero", "severities": [1.0]},
-        ),
-        baselines={"random": {"agent": RandomPolicy(env.groups["agent"].action_space)}},
-        stochastic=True,
-    ).results
+    entries = levels(
+        {"name": "jitter", "severities": [0.0, 0.5]},
+        {"name": "occlude", "mode": "zero", "severities": [1.0]},
+    )
+    random = {"agent": RandomPolicy(env.groups["agent"].action_space)}
+    options = {"baselines": {"random": random}, "stochastic": True}
+    results = measure(float64_policies(env), centroid, entries, **options).results
     conditions = [("clean", 0.0), ("jitter", 0.0), ("jitter", 0.5), ("occlude", 1.0)]
     assert [(r.policy_label, r.perturbation, r.severity) for r in results] == [
         *(("trained", *condition) for condition in conditions),
@@ -196,9 +183,8 @@ def test_all_conditions_in_order_with_paired_drops() -> None:
 
 
 def test_each_row_summarizes_its_returns() -> None:
-    first, repeated, reseeded = (
-        measure(float64_policies(centroid()), centroid, seed=s) for s in (5, 5, 6)
-    )
+    players = float64_policies(centroid())
+    first, repeated, reseeded = (measure(players, centroid, seed=s) for s in (5, 5, 6))
     (row,), (returns,) = first.results, first.returns
     assert row == repeated.results[0]
     assert (row.mean, row.mean_low, row.mean_high) == bootstrap(returns, seed=5)
@@ -218,9 +204,7 @@ def test_one_episode_has_no_standard_deviation() -> None:
     assert np.isnan([row.std, row.mean_low, row.iqm_high]).all()
 
 
-def test_only_what_must_be_exact_is_measured_in_float64(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_what_must_be_exact_is_measured_in_float64(monkeypatch):
     calls: list[tuple[Any, torch.dtype]] = []
 
     def note(policies: Any, env: BatchedEnv, change: Any = None, **options: Any) -> Any:
@@ -230,14 +214,9 @@ def test_only_what_must_be_exact_is_measured_in_float64(
 
     monkeypatch.setattr("marl_pool.evaluation.measure.play", note)
     players = float64_policies(centroid())
-    measured = measure(
-        players,
-        centroid,
-        levels(
-            {"name": "shuffle", "severities": [1.0]},
-            {"name": "rewire", "severities": [0.0, 1.0]},
-        ),
-    )
+    shuffle = {"name": "shuffle", "severities": [1.0]}
+    rewire = {"name": "rewire", "severities": [0.0, 1.0]}
+    measured = measure(players, centroid, levels(shuffle, rewire))
     assert calls == [
         (None, torch.float64),
         ("Shuffle", torch.float64),
@@ -248,22 +227,20 @@ def test_only_what_must_be_exact_is_measured_in_float64(
     assert len(measured.results) == len(measured.returns) == 4
     # The drop is from clean episodes in the same precision.
     single = {name: policy.float() for name, policy in players.items()}
-    rewire = make_perturbation("rewire", severity=1.0)
-    clean, crossed = (
-        play(single, centroid(), change).returns["agent"] for change in (None, rewire)
-    )
+    kinds = (None, make_perturbation("rewire", severity=1.0))
+    clean, crossed = (play(single, centroid(), kind).returns["agent"] for kind in kinds)
     np.testing.assert_array_equal(measured.returns[3], crossed)
     assert measured.results[3].drop == (clean - crossed).mean()
 
 
-def test_what_else_is_measured_does_not_move_a_result() -> None:
+def test_results_do_not_depend_on_other_conditions() -> None:
     players = float64_policies(centroid())
     noise = {"name": "jitter", "severities": [0.5]}
     rewire = {"name": "rewire", "severities": [1.0]}
-    alone = measure(players, centroid, levels(noise)).results
-    among = measure(players, centroid, levels(rewire, noise), stochastic=True).results
-    assert alone[0].mean == among[0].mean
-    assert alone[1] == among[2]
+    single = measure(players, centroid, levels(noise)).results
+    several = measure(players, centroid, levels(rewire, noise), stochastic=True).results
+    assert single[0].mean == several[0].mean
+    assert single[1] == several[2]
 
 
 def test_more_tokens_than_a_head_takes_are_a_gap_not_a_crash() -> None:
@@ -296,33 +273,17 @@ def test_a_type_that_the_env_lacks_is_a_gap_with_its_reason() -> None:
     assert reasons["clean", 0.0] == reasons["inject token_type=hen", 0.5] == ""
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"name": "shufle"}, "unknown perturbation 'shufle'"),
-        ({"name": "shuffle", "evry": 2}, "'every'"),
-        ({"name": "shuffle", "severities": [2.0]}, "severity"),
-        ({"name": "inject", "token_type": "noise", "count": 0}, "count"),
-        ({"name": "shuffle", "severities": [[0.0, 0.5]]}, r"got \[0\.0, 0\.5\]"),
-        ({"name": "shuffle", "ramp": 3}, "perturbation.ramp: expected null"),
-    ],
-)
-def test_a_wrong_perturbation_is_refused_before_anything_is_played(
-    entry: dict[str, Any], message: str
-) -> None:
+@yaml_cases("entry, message")
+def test_a_wrong_perturbation_is_refused_before_anything_is_played(entry, message):
     def on_progress(done: int, total: int) -> None:
         raise AssertionError("something was played")
 
+    players, rows = float64_policies(centroid()), levels({"severities": [1.0], **entry})
     with pytest.raises(InputError, match=message):
-        measure(
-            float64_policies(centroid()),
-            centroid,
-            levels({"severities": [1.0], **entry}),
-            on_progress=on_progress,
-        )
+        measure(players, centroid, rows, on_progress=on_progress)
 
 
-def test_several_groups_are_reported_each() -> None:
+def test_each_of_several_groups_has_its_rows() -> None:
     results = rows_of({"name": "rewire", "severities": [1.0]}, make=fox_and_hens)
     kinds = itertools.product(("clean", "rewire"), ("fox", "hen"))
     assert [(r.perturbation, r.group) for r in results] == list(kinds)
@@ -337,7 +298,7 @@ def test_several_groups_are_reported_each() -> None:
     assert perturb({"name": "occlude"}, env).protects
 
 
-def test_labels_tell_what_differs_from_the_defaults() -> None:
+def test_labels_name_options_that_are_not_the_default() -> None:
     assert label("clean", {}) == "clean"
     assert label("shuffle", {"every": None}) == "shuffle"
     assert label("shuffle", {"every": 8}) == "shuffle every=8"
@@ -358,7 +319,7 @@ RESULTS = [
 ]
 
 
-def test_files_tell_what_is_missing(tmp_path: Path) -> None:
+def test_files_say_what_is_missing(tmp_path: Path) -> None:
     write_csv(tmp_path / "r.csv", RESULTS, {"seed": 3, "env": {"name": "x"}})
     with (tmp_path / "r.csv").open(newline="") as file:
         measured, lacking = csv.DictReader(file)
@@ -398,9 +359,7 @@ def test_table_shows_numbers_and_gaps(capsys: pytest.CaptureFixture[str]) -> Non
         assert text in output
 
 
-def test_a_table_in_80_columns_has_return_deviation_and_drop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_table_in_80_columns_has_return_deviation_and_drop(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -411,9 +370,8 @@ def test_a_table_in_80_columns_has_return_deviation_and_drop(
     row = {"mean_low": -2.25, "mean_high": -1.75, "std": 0.5, "iqm": -1.875}
     row |= {"drop": 0.125, "drop_low": 0.0625, "drop_high": 0.25, "mean": -2.0}
     perturbed = {"perturbation": "occlude", "label": "occlude mode=zero"}
-    print_table(
-        [Result("agent", "trained", False, severity=0.5, **perturbed, **row)], "title"
-    )
+    result = Result("agent", "trained", False, severity=0.5, **perturbed, **row)
+    print_table([result], "title")
     output = stream.getvalue()
     for number in ("-2.000", "0.500", "0.125"):
         assert number in output
@@ -436,9 +394,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-REWRITE = {"name": "rewrite", "severities": [1.0]}
-
-
 def make_run(folder: Path, pooling: str = "ada") -> Run:
     run = Run.create(folder / "run", {"env": ENV, "seed": 5})
     players = policies(centroid(), pooling)
@@ -458,13 +413,13 @@ def read(path: Path) -> dict[str, Any]:
 
 def test_a_run_is_evaluated(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     (run.policy_dir / "best.json").write_text('{"iteration": 7, "score": -1}')
-    paths = evaluate(run, SETTINGS)
+    paths = evaluate(run, {**SETTINGS, "episodes": 16, "seed": 3})
     table, document, returns, picture = paths
     assert {path.parent for path in paths} == {run.path / "evaluation"}
     content = read(document)
     assert content["env"] == ENV
     assert (content["checkpoint"], content["iteration"]) == ("best", 7)
-    assert content["seed"] == 0
+    assert content["seed"] == 3
     assert content["package_version"] == run.version
     rows = {(row["policy"], row["perturbation"]): row for row in content["results"]}
     assert rows["trained", "shuffle"]["drop"] == 0.0
@@ -474,82 +429,12 @@ def test_a_run_is_evaluated(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
     assert floor < ceiling
     with table.open(newline="") as file:
         lines = list(csv.DictReader(file))
-    assert [float(line["mean"]) for line in lines] == [
-        row["mean"] for row in content["results"]
-    ]
+    means = [row["mean"] for row in content["results"]]
+    assert [float(line["mean"]) for line in lines] == means
     assert {line["iteration"] for line in lines} == {"7"}
-    means = np.nanmean(read_returns(returns), axis=1)
-    assert [row["mean"] for row in content["results"]] == pytest.approx(list(means))
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "heuristic" in capsys.readouterr().out
-
-
-def test_a_run_with_gaps_is_evaluated_and_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = evaluate(make_run(tmp_path, "flatten"), SETTINGS)
-    assert all(path.is_file() for path in paths)
-    assert "not measured: inject token_type=noise" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"num_landmarks": 3}, ""),
-        ({"arrivals": [{"step": 3}]}, ""),
-        ({"num_agents": 3}, "env simple_push has no num_agents"),
-        ({"departures": [{"step": 3}]}, "env.departures: expected at most 0 of 1 of"),
-    ],
-)
-def test_a_row_that_a_task_cannot_have_says_why(change, reason) -> None:
-    env = {"name": "simple_push", "max_steps": 9}
-    policies = {
-        name: RandomPolicy(group.action_space)
-        for name, group in describe_env(env).groups.items()
-    }
-    row = EvaluationTarget(policies, env, "test", env).transfer_env(
-        TransferSettings("row", change), 2
-    )
-    assert (row.missing or "").startswith(reason)
-    assert bool(row.missing) is bool(reason)
-    assert bool(row.baselines) is not bool(reason)
-
-
-def test_a_rule_that_is_wrong_anywhere_ends_the_evaluation() -> None:
-    env = {"name": "simple_push", "max_steps": 9}
-    target = EvaluationTarget({}, env, "test", env)
-    with pytest.raises(InputError, match="step before the episode's end"):
-        target.transfer_env(TransferSettings("row", {"arrivals": [{"step": 9}]}), 2)
-
-
-def test_an_earlier_evaluation_stays(run: Run) -> None:
-    first = evaluate(run, SETTINGS)
-    before = [path.read_bytes() for path in first]
-    second = evaluate(run, {**SETTINGS, "seed": 1})
-    assert [path.read_bytes() for path in first] == before
-    names = ["results-2.csv", "results-2.json", "returns-2.npz", "robustness-2.png"]
-    assert [path.name for path in second] == names
-
-
-def test_the_seed_chooses_the_envs(run: Run) -> None:
-    settings = {**SETTINGS, "perturbations": []}
-    means = [
-        read(evaluate(run, {**settings, "seed": seed})[1])["results"][0]["mean"]
-        for seed in (0, 0, 1)
-    ]
-    assert means[0] == means[1] != means[2]
-
-
-def test_the_seed_reaches_the_intervals(run: Run) -> None:
-    settings = {**SETTINGS, "episodes": 16, "seed": 3}
-    _, document, returns, _ = evaluate(run, settings)
-    rows, episode_returns = read(document)["results"], read_returns(returns)
-    (clean,) = [
-        values
-        for row, values in zip(rows, episode_returns, strict=True)
-        if (row["policy"], row["perturbation"]) == ("trained", "clean")
-    ]
-    for row, values in zip(rows, episode_returns, strict=True):
+    # Rows and returns are in one order; the seed reaches the intervals.
+    clean, *_ = episode_returns = read_returns(returns)
+    for row, values in zip(content["results"], episode_returns, strict=True):
         intervals = {"mean": bootstrap(values, seed=3)}
         if row["perturbation"] == "inject":
             intervals["drop"] = paired_drop(clean, values, seed=3)
@@ -557,15 +442,53 @@ def test_the_seed_reaches_the_intervals(run: Run) -> None:
             columns = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
             # Drops are from clean episodes in float32, which no row shows.
             assert columns == pytest.approx(list(interval), abs=1e-7)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "heuristic" in capsys.readouterr().out
 
 
-def test_evaluation_envs_are_none_that_training_meets(run: Run) -> None:
-    env = target_from_run(run, EvaluateSettings()).make_env(3, first=2)
-    assert env.env_ids.tolist() == [EVALUATION_ENVS + i for i in (2, 3, 4)]
+def test_a_run_with_gaps_is_evaluated_and_drawn(tmp_path, capsys):
+    paths = evaluate(make_run(tmp_path, "flatten"), SETTINGS)
+    assert all(path.is_file() for path in paths)
+    assert "not measured: inject token_type=noise" in capsys.readouterr().out
 
 
-def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
+@yaml_cases("change, reason")
+def test_a_row_that_does_not_fit_the_task_has_a_reason(change, reason) -> None:
+    env = {"name": "simple_push", "max_steps": 9}
+    policies = {
+        name: RandomPolicy(group.action_space)
+        for name, group in describe_env(env).groups.items()
+    }
+    target = EvaluationTarget(policies, env, "test", env)
+    row = target.transfer_env(TransferSettings("row", change), 2)
+    assert (row.missing or "").startswith(reason)
+    assert bool(row.missing) is bool(reason)
+    assert bool(row.baselines) is not bool(reason)
+
+
+def test_a_wrong_arrival_rule_ends_the_evaluation() -> None:
+    env = {"name": "simple_push", "max_steps": 9}
+    target = EvaluationTarget({}, env, "test", env)
+    with pytest.raises(InputError, match="step before the episode's end"):
+        target.transfer_env(TransferSettings("row", {"arrivals": [{"step": 9}]}), 2)
+
+
+def test_an_earlier_evaluation_stays_and_the_seed_chooses_the_envs(run: Run) -> None:
+    settings = {**SETTINGS, "perturbations": []}
+    first = evaluate(run, settings)
+    before = [path.read_bytes() for path in first]
+    second, third = (evaluate(run, {**settings, "seed": seed}) for seed in (0, 1))
+    assert [path.read_bytes() for path in first] == before
+    means = [read(paths[1])["results"][0]["mean"] for paths in (first, second, third)]
+    assert means[0] == means[1] != means[2]
+    names = ["results-2.csv", "results-2.json", "returns-2.npz", "robustness-2.png"]
+    assert [path.name for path in second] == names
+
+
+def test_evaluation_has_fixed_episodes_in_separate_envs(run: Run) -> None:
     subject = target_from_run(run, EvaluateSettings())
+    env = subject.make_env(3, first=2)
+    assert env.env_ids.tolist() == [EVALUATION_ENVS + i for i in (2, 3, 4)]
     small, large = (
         play(subject.policies, subject.make_env(count)).returns["agent"]
         for count in (2, 5)
@@ -573,18 +496,8 @@ def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
     np.testing.assert_array_equal(small, large[:2])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"checkpoint": 3}, "has no policy 3"),
-        ({"checkpoint": "last"}, "has no policy 'last'"),
-        ({"device": "cuda:77"}, "device: expected one that is available"),
-        ({"perturbations": [REWRITE]}, "unknown perturbation 'rewrite'.*'rewire'"),
-    ],
-)
-def test_bad_settings_write_nothing(
-    run: Run, change: dict[str, Any], message: str
-) -> None:
+@yaml_cases("change, message")
+def test_bad_settings_write_nothing(run, change, message):
     with pytest.raises(InputError, match=message):
         evaluate(run, {**SETTINGS, **change})
     assert not (run.path / "evaluation").exists()
@@ -593,16 +506,14 @@ def test_bad_settings_write_nothing(
         evaluate(empty, SETTINGS)
 
 
-def test_a_folder_that_cannot_be_written_to_is_told_at_once(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_folder_is_refused_at_once(run, monkeypatch):
     (run.path / "evaluation").write_text("in the way")
     monkeypatch.setattr("marl_pool.evaluation.measure.play", None)
     with pytest.raises(InputError, match="evaluation cannot be written to"):
         evaluate(run, SETTINGS)
 
 
-def test_threads_are_given_back() -> None:
+def test_the_number_of_threads_is_restored() -> None:
     before = torch.get_num_threads()
     with computing(before + 1):
         assert torch.get_num_threads() == before + 1

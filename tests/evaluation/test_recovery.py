@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.evaluated import levels
 from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import EpisodeReturns, play
-from marl_pool.evaluation.measure import EvaluationResults, measure
+from marl_pool.evaluation.measure import measure
 from marl_pool.evaluation.results import Result
-from marl_pool.evaluation.settings import PerturbationLevels
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.base import Policy
 
@@ -41,11 +41,8 @@ def late_noise(**options: Any) -> dict[str, Any]:
     return {"name": "action_noise", "onset": 2, "end": END, **options}
 
 
-def measure_env(
-    name: str, *entries: dict[str, Any], **options: Any
-) -> EvaluationResults:
-    levels = [PerturbationLevels.from_config(entry) for entry in entries]
-    return measure(policies(name), partial(make, name), levels, **options)
+def measure_env(name: str, *entries: dict[str, Any], **options: Any) -> Any:
+    return measure(policies(name), partial(make, name), levels(*entries), **options)
 
 
 def rewards_by_step(name: str, perturbation: Any) -> np.ndarray:
@@ -80,15 +77,15 @@ def test_the_drop_after_the_end_is_a_part_of_the_drop(name: str) -> None:
     _, zero, strong = results[:3]
     assert (zero.drop_after, zero.drop_after_low, zero.drop_after_high) == (0, 0, 0)
     noise = make_perturbation("action_noise", severity=1.0, onset=2, end=END)
-    lost = rewards_by_step(name, None) - rewards_by_step(name, noise)
+    losses = rewards_by_step(name, None) - rewards_by_step(name, noise)
     # Nothing is lost before the onset.
-    np.testing.assert_allclose(lost[:2], 0, atol=1e-9)
-    assert strong.drop == pytest.approx(lost.sum(0).mean())
-    assert strong.drop_after == pytest.approx(lost[END:].sum(0).mean())
+    np.testing.assert_allclose(losses[:2], 0, atol=1e-9)
+    assert strong.drop == pytest.approx(losses.sum(0).mean())
+    assert strong.drop_after == pytest.approx(losses[END:].sum(0).mean())
     assert strong.drop_after_low < strong.drop_after < strong.drop_after_high
 
 
-def test_what_does_not_end_within_an_episode_has_no_recovery() -> None:
+def test_a_perturbation_that_does_not_end_has_no_recovery() -> None:
     entries = (
         {"name": "action_noise", "severities": [0.5]},
         late_noise(end=12, severities=[0.5]),
@@ -99,7 +96,7 @@ def test_what_does_not_end_within_an_episode_has_no_recovery() -> None:
 
 
 def comparable_numbers(row: Result) -> dict[str, Any]:
-    """All numbers, without the columns that several samples add."""
+    """All numbers except the columns added by several samples."""
     numbers = dataclasses.asdict(row).items()
     return {key: value for key, value in numbers if not key.startswith("worst")}
 
@@ -114,7 +111,7 @@ def test_the_worst_return_is_the_lowest_of_each_episode() -> None:
     entry = {"name": "action_noise", "severities": [0.0, 0.8]}
     single_sample = measure_env("simple_centroid", entry)
     three_samples = measure_env("simple_centroid", entry, worst_of=3)
-    # All else is as in the first sample.
+    # Everything else is as in the first sample.
     np.testing.assert_array_equal(single_sample.returns, three_samples.returns)
     for before, after in zip(single_sample.results, three_samples.results, strict=True):
         np.testing.assert_equal(comparable_numbers(before), comparable_numbers(after))
@@ -128,13 +125,12 @@ def test_the_worst_return_is_the_lowest_of_each_episode() -> None:
     lowest = np.min(samples, axis=0)
     assert strong.worst == pytest.approx(lowest.mean())
     assert strong.worst_low < strong.worst < strong.worst_high
-    assert strong.worst_drop == pytest.approx(
-        (three_samples.returns[0] - lowest).mean()
-    )
+    drop = (three_samples.returns[0] - lowest).mean()
+    assert strong.worst_drop == pytest.approx(drop)
     assert strong.worst_drop_low < strong.worst_drop < strong.worst_drop_high
 
 
-def test_more_columns_are_shown_where_they_have_numbers() -> None:
+def test_optional_columns_are_shown_only_with_numbers() -> None:
     entry = late_noise(severities=[0.5])
     full = str(measure_env("simple_centroid", entry, worst_of=2))
     basic = str(measure_env("simple_centroid", {**entry, "end": None}))

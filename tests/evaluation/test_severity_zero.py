@@ -21,38 +21,31 @@ from marl_pool.policies import make_policy
 from marl_pool.tokens import Tokens
 
 EPISODES = 6
-OWN = ("among", "token_type", "features", "position_features", "scope")
-"""Options that name what the tests' own tokens have."""
+SPECIFIC = ("among", "token_type", "features", "position_features", "scope")
+"""Options that name parts of the tokens of other tests."""
 
+TAG: dict[str, Any] = {"prey": "learned", "num_obstacles": 2, "max_steps": 6}
 BUILDERS: dict[str, Callable[[], BatchedEnv]] = {
     "simple_centroid": partial(
         make_batched_env, "simple_centroid", EPISODES, counts="2-3-4", max_steps=6
     ),
-    "simple_tag": partial(
-        make_batched_env,
-        "simple_tag",
-        EPISODES,
-        prey="learned",
-        num_obstacles=2,
-        max_steps=6,
-    ),
+    "simple_tag": partial(make_batched_env, "simple_tag", EPISODES, **TAG),
     "boxworld": partial(make_batched_env, "boxworld", EPISODES, max_steps=12),
     "cartpole": partial(make_batched_env, "cartpole", EPISODES, max_steps=20),
     "fox and hens": partial(FoxAndHens, EPISODES),
 }
-LACKING: dict[str, set[str]] = {
-    "simple_centroid": set(),
-    "simple_tag": set(),
+LACKING = {
     "boxworld": {"inject"},
     "cartpole": {"confuse", "inject"},
     "fox and hens": {"inject"},
 }
-"""What an environment's tokens cannot be asked for: a marked gap."""
+"""Perturbations that an environment's tokens do not allow: marked gaps."""
+QUICK = ("simple_centroid", "boxworld")
 NOTICED = set(PERTURBATIONS) - {"shuffle"}
 
 
 class Biased(Jitter):
-    """Someone's own that is no identity at severity 0."""
+    """A custom perturbation that is no identity at severity 0."""
 
     def __call__(
         self, tokens: Tokens, state: PerturbationState
@@ -61,32 +54,29 @@ class Biased(Jitter):
 
 
 def measure_untrained(env: str, *names: str) -> EvaluationResults:
-    """Perturbations at severities 0 and 1, by untrained policies."""
+    """Measure untrained policies under perturbations at severities 0 and 1."""
     make = BUILDERS[env]
+    options: dict[str, Any] = {"pooling": "ada", "init_std": 0.3, "seed": 2}
     policies = {
-        name: make_policy(
-            group.tokens, group.action_space, pooling="ada", init_std=0.3, seed=2
-        )
+        name: make_policy(group.tokens, group.action_space, **options)
         for name, group in make().groups.items()
     }
     entries: list[dict[str, Any]] = [{"name": name} for name in names]
     entries += [
         {"name": name, **options}
         for name, options in VARIANTS
-        if name in names and options and not set(options) & set(OWN)
+        if name in names and options and not set(options) & set(SPECIFIC)
     ]
     swept = levels(*({**entry, "severities": [0.0, 1.0]} for entry in entries))
     return measure(to_float64(policies), make, swept)
 
 
-# In quick runs an environment that all perturbations fit, and one with gaps.
+# Quick runs have an environment that all perturbations fit, and one with gaps.
 @pytest.mark.parametrize(
     "env",
     [
-        name
-        if name in ("simple_centroid", "boxworld")
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in BUILDERS
+        *QUICK,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in BUILDERS if n not in QUICK),
     ],
 )
 def test_severity_0_returns_exactly_what_clean_episodes_do(env: str) -> None:
@@ -106,12 +96,12 @@ def test_severity_0_returns_exactly_what_clean_episodes_do(env: str) -> None:
             assert row.drop == 0.0 or row.perturbation == "clean"
         elif not np.array_equal(returns, clean[row.group]):
             changed.add(row.perturbation)
-    assert gaps == LACKING[env]
+    assert gaps == LACKING.get(env, set())
     # So they were in the loop: all that an invariant head can notice, it notices.
     assert changed if env != "simple_centroid" else changed == NOTICED
 
 
-def test_what_is_no_identity_is_caught() -> None:
+def test_a_perturbation_that_acts_at_severity_0_is_detected() -> None:
     measurement = measure_untrained("simple_centroid", f"{__name__}:Biased")
     clean, biased, _ = measurement.returns
     assert measurement.results[1].severity == 0

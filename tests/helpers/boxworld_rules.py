@@ -1,6 +1,6 @@
-"""BoxWorld's rules in plain Python, for one level at a time: the tests' oracle.
+"""BoxWorld's rules in plain Python, one level at a time: the tests' oracle.
 
-It knows nothing of codes but how to read a level from them and to write one.
+The environment's codes are used only to read and to write a level.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ STEPS = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
 @dataclass(frozen=True)
 class Box:
-    """Content in a cell, lock right of it."""
+    """A box: its content in one cell, its lock in the cell to the right."""
 
     cell: Cell
     content: str  # a color's number, or "gem"
@@ -46,7 +46,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Level:
-    """One moment of an episode."""
+    """The state of a level at one step of an episode."""
 
     n: int
     agent: Cell
@@ -55,7 +55,7 @@ class Level:
     boxes: frozenset[Box] = field(default_factory=frozenset)
 
     def act(self, action: int) -> tuple["Level", float, bool]:
-        """Move: return the level, the reward, and whether that was the end."""
+        """Move; return the new level, the reward, and whether the episode ended."""
         down, right = STEPS[action]
         cell = (self.agent[0] + down, self.agent[1] + right)
         if not (1 <= cell[0] <= self.n and 1 <= cell[1] <= self.n):
@@ -88,24 +88,24 @@ class Level:
         return entities
 
     def pixels(self) -> list[tuple[str, tuple[int, int, int], Cell]]:
-        """The same, and the floor of every other cell."""
+        """List each entity, and the floor of every other cell."""
         items = self.entities()
         covered = {cell for _, _, cell in items}
         cells = [(r, c) for r in range(1, self.n + 1) for c in range(1, self.n + 1)]
         return items + [("floor", LIGHT, cell) for cell in cells if cell not in covered]
 
     def shortest(self) -> int | None:
-        """Steps to the gem by breadth-first search over everything that can be done."""
-        visited, border = {self}, deque([(self, 0)])
-        while border:
-            level, steps = border.popleft()
+        """Return the fewest steps to the gem, by breadth-first search, or None."""
+        visited, queue = {self}, deque([(self, 0)])
+        while queue:
+            level, steps = queue.popleft()
             for action in range(4):
                 after, reward, end = level.act(action)
                 if reward == 10:
                     return steps + 1
                 if not end and after not in visited:
                     visited.add(after)
-                    border.append((after, steps + 1))
+                    queue.append((after, steps + 1))
         return None
 
 
@@ -114,7 +114,7 @@ def rgb(name: str) -> tuple[int, int, int]:
 
 
 def read(env: BoxWorld, index: int = 0) -> Level:
-    """The level that environment ``index`` begins with."""
+    """Return the initial level of environment ``index``."""
     codes = env.codes[index].tolist()
     assert codes[0] == codes[-1] == NOTHING
     agent = loose = None
@@ -144,7 +144,7 @@ def read(env: BoxWorld, index: int = 0) -> Level:
 
 
 def write(level: Level, **options: Any) -> BoxWorld:
-    """An environment of one room that begins with ``level``."""
+    """Make a batch of one environment that starts with ``level``."""
     env = BoxWorld(1, n=level.n, **options)
     env.reset()
     env.codes.fill_(FLOOR)
@@ -169,11 +169,11 @@ def write(level: Level, **options: Any) -> BoxWorld:
 
 
 def draw(text: str, *traps: str) -> Level:
-    """Read a room drawn in letters.
+    """Parse a level drawn in letters.
 
-    ``@`` is the agent, a small letter a key, ``*`` the gem and a capital the lock of
-    the color of that letter. A key is loose unless a lock stands right of it. The keys
-    named in ``traps`` are in distractor boxes.
+    ``@`` is the agent, a lowercase letter a key, ``*`` the gem, and an uppercase letter
+    the lock of that letter's color. A key is loose unless there is a lock to its right.
+    The keys named in ``traps`` are in distractor boxes.
     """
     rows = text.split()
     agent = loose = None

@@ -1,4 +1,4 @@
-"""Small runs of each verb and their results, for campaigns of damages and kills."""
+"""Small runs of each command and their results, for tests that damage or kill them."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from marl_pool.runs.run import Run
 
 CLOCKS = re.compile("seconds|_per_second")
 EVOLVE = (
-    # More than 200 parameters, of which on BLAS rounds by the order in memory.
+    # With more than 200 parameters, BLAS rounds according to the memory layout.
     *("env=cartpole", "env.max_steps=5", "policy=feed_forward", "policy.hidden=[40]"),
     *("evolution=pgpe", "evolution.population=4", "repetitions=2"),
     *("validation.every=1", "validation.episodes=2"),
@@ -38,7 +38,7 @@ TRAIN = (
 
 
 def results_of(folder: Path) -> dict[str, Any]:
-    """Return what a run computed: metrics without clocks, weights, means."""
+    """Return a run's metrics without timings, its weights and its mean results."""
     run = Run.open(folder)
     rows = [
         {name: repr(value) for name, value in row.items() if not CLOCKS.search(name)}

@@ -6,20 +6,26 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
+# Made once: each step looks up a space for each agent, and making one takes longer.
+OBSERVATIONS = {
+    size: spaces.Box(-np.inf, np.inf, (size,), np.float32) for size in (4, 5)
+}
+CHOICE, BOX = spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)
+
 
 class ChangingAgents(ParallelEnv):
-    """Wolves with a box to act in, and hens that choose.
+    """Wolves with continuous actions and hens with discrete ones.
 
-    In each step an agent may die, rarely be truncated alone, or be born (again). An
-    agent sees its number, the step, its last action and how many acted.
+    In each step an agent may terminate, rarely be truncated alone, or be born (again).
+    An agent observes its index, the step, its last action and how many agents acted.
 
     Args:
-        wolves: how many can live.
-        hens: how many can live.
-        death: chance of an agent in each step.
-        birth: chance of an agent that is not there.
-        alone: chance of a truncation in mid-episode.
-        horizon: steps after which all that still live are truncated.
+        wolves: largest number of wolves.
+        hens: largest number of hens.
+        death: probability that an agent terminates in a step.
+        birth: probability that an absent agent is born in a step.
+        alone: probability that an agent is truncated in mid-episode.
+        horizon: steps after which all living agents are truncated.
         render_mode: "rgb_array" or None.
     """
 
@@ -43,13 +49,10 @@ class ChangingAgents(ParallelEnv):
         self.seeds = []
 
     def observation_space(self, agent):
-        size = 4 if agent.startswith("hen") else 5
-        return spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        return OBSERVATIONS[4 if agent.startswith("hen") else 5]
 
     def action_space(self, agent):
-        if agent.startswith("hen"):
-            return spaces.Discrete(3)
-        return spaces.Box(-1, 1, (2,), np.float32)
+        return CHOICE if agent.startswith("hen") else BOX
 
     def reset(self, seed=None, options=None):
         self.rng, self.time = np.random.default_rng(seed), 0
@@ -72,9 +75,10 @@ class ChangingAgents(ParallelEnv):
         draws = self.rng.random((2, len(self.possible_agents)))
         chance = dict(zip(self.possible_agents, draws.T, strict=True))
         over = self.time >= self.horizon
-        died = {agent: bool(chance[agent][0] < self.death) for agent in acted}
-        late = {
-            agent: over or (bool(chance[agent][1] < self.alone) and not died[agent])
+        terminated = {agent: bool(chance[agent][0] < self.death) for agent in acted}
+        truncated = {
+            agent: over
+            or (bool(chance[agent][1] < self.alone) and not terminated[agent])
             for agent in acted
         }
         born = [
@@ -82,13 +86,13 @@ class ChangingAgents(ParallelEnv):
             for agent in self.possible_agents
             if agent not in acted and not over and chance[agent][0] < self.birth
         ]
-        stay = [agent for agent in acted if not (died[agent] or late[agent])]
+        stay = [agent for agent in acted if not (terminated[agent] or truncated[agent])]
         # The order of names differs from possible_agents.
         self.agents = born + stay
         rewards = {agent: self.last[agent] + self.time / 8 for agent in acted}
         observers = [*acted, *born]
         infos = {agent: {} for agent in observers}
-        return self._observe(observers), rewards, died, late, infos
+        return self._observe(observers), rewards, terminated, truncated, infos
 
     def render(self):
         image = np.zeros((20, 40, 3), np.uint8)

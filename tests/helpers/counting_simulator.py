@@ -6,7 +6,7 @@ from marl_pool.envs.simulation import Simulator, SimulatorStep
 
 
 class Counter(Simulator[SimulatorStep]):
-    """It shows its seed and the sum of what was done; it ends when that is above 3."""
+    """A simulator that shows its seed and the sum of its actions; it ends above 3."""
 
     built = 0
 

@@ -1,5 +1,5 @@
-// CUDA's words for a CPU, to test network.cu without a GPU: a thread of the system for
-// each thread of a block, one block after the other.
+// CUDA's keywords and built-ins on a CPU, to test network.cu without a GPU: each thread
+// of a block is a system thread, and blocks run one after the other.
 #pragma once
 
 #include <algorithm>
@@ -26,59 +26,60 @@ thread_local Index threadIdx, blockIdx;
 Index blockDim, gridDim;
 alignas(16) double shared_memory[1 << 16];
 constexpr int kWarp = 32;
-std::barrier<> *meeting;
-std::deque<std::barrier<>> *warps;
+std::barrier<> *block_barrier;
+std::deque<std::barrier<>> *warp_barriers;
 
-// Let others run first, now and then, so that a barrier that lacks is noticed.
-void dawdle() {
+// Yield now and then, so that a missing barrier shows as a wrong result.
+void yield_at_random() {
   thread_local unsigned state = 2654435761u * (threadIdx.x + 1);
   state = state * 1664525u + 1013904223u;
   if (state >> 30 == 0) std::this_thread::yield();
 }
 
 void __syncthreads() {
-  meeting->arrive_and_wait();
-  dawdle();
+  block_barrier->arrive_and_wait();
+  yield_at_random();
 }
 
-// All threads of a warp call it together; those of other warps do not wait.
-template <class Real> Real __shfl_xor_sync(unsigned, Real x, int with) {
-  static double given[1024];
-  auto &warp = (*warps)[threadIdx.x / kWarp];
-  given[threadIdx.x] = x;
+// All threads of a warp must call it together; other warps do not wait.
+template <class Real> Real __shfl_xor_sync(unsigned, Real x, int lane_mask) {
+  static double exchange[1024];
+  auto &warp = (*warp_barriers)[threadIdx.x / kWarp];
+  exchange[threadIdx.x] = x;
   warp.arrive_and_wait();
-  const Real found = given[threadIdx.x ^ with];
+  const Real result = exchange[threadIdx.x ^ lane_mask];
   warp.arrive_and_wait();
-  dawdle();
-  return found;
+  yield_at_random();
+  return result;
 }
 
-// Run the blocks; false if one wrote beyond its `shared` bytes of shared memory.
+// Launch a kernel; false if a block wrote beyond its `shared` bytes of shared memory.
 template <class F> bool launch(int blocks, int threads, int shared, F kernel) {
   blockDim.x = threads;
   gridDim.x = blocks;
-  // What a block finds in shared memory is arbitrary.
-  const std::vector<double> empty(std::size(shared_memory), NAN);
+  // Shared memory is uninitialized; NaN reveals reads of it.
+  const std::vector<double> initial(std::size(shared_memory), NAN);
   for (int block = 0; block < blocks; block++) {
-    std::copy(empty.begin(), empty.end(), shared_memory);
-    std::barrier<> all(threads);
-    std::deque<std::barrier<>> each;
-    for (int t = 0; t < threads; t += kWarp) each.emplace_back(std::min(kWarp, threads - t));
-    meeting = &all;
-    warps = &each;
-    std::vector<std::thread> team;
+    std::copy(initial.begin(), initial.end(), shared_memory);
+    std::barrier<> whole_block(threads);
+    std::deque<std::barrier<>> warps;
+    for (int t = 0; t < threads; t += kWarp)
+      warps.emplace_back(std::min(kWarp, threads - t));
+    block_barrier = &whole_block;
+    warp_barriers = &warps;
+    std::vector<std::thread> running;
     for (int t = 0; t < threads; t++)
-      team.emplace_back([&, t] {
+      running.emplace_back([&, t] {
         threadIdx.x = t;
         blockIdx.x = block;
         kernel();
-        each[t / kWarp].arrive_and_drop();
-        all.arrive_and_drop();
+        warps[t / kWarp].arrive_and_drop();
+        whole_block.arrive_and_drop();
       });
-    for (auto &thread : team) thread.join();
+    for (auto &thread : running) thread.join();
     const char *memory = reinterpret_cast<const char *>(shared_memory);
-    const char *before = reinterpret_cast<const char *>(empty.data());
-    if (std::memcmp(memory + shared, before + shared, sizeof shared_memory - shared))
+    const char *expected = reinterpret_cast<const char *>(initial.data());
+    if (std::memcmp(memory + shared, expected + shared, sizeof shared_memory - shared))
       return false;
   }
   return true;

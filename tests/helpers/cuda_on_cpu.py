@@ -1,4 +1,4 @@
-"""The GPU's kernel compiled for a CPU, with the same arguments."""
+"""The CUDA kernel compiled for the CPU and called with the same arguments."""
 
 import ctypes
 import functools
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
 """None where the kernel cannot be compiled."""
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-"""Options of a library that ends the process where it leaves its memory."""
+"""Compiler options that abort the process on invalid memory accesses."""
 
 LAUNCHES = """
 extern "C" bool forward(int blocks, int threads, int shared, void **a) {
@@ -44,7 +44,7 @@ def launcher(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Callable[[int, int, int, Sequence[Any]], None]:
-    """Take the place of `marl_pool.compiled.cuda.call._launcher`."""
+    """Replace `marl_pool.compiled.cuda.call._launcher`."""
     assert device.type == "cpu"
     entry = getattr(_library(sizes, threads, dtype), name)
     entry.restype = ctypes.c_bool
@@ -73,7 +73,7 @@ def _library(sizes: NetworkSizes, threads: int, dtype: torch.dtype) -> ctypes.CD
         file, library = Path(folder, "network.cpp"), Path(folder, "network.so")
         file.write_text(text)
         flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-w"]
-        # Such a library needs a process that began with the sanitizers' own.
+        # Such a library needs a process that was started with the sanitizer runtime.
         flags += SANITIZERS if "ASAN_OPTIONS" in os.environ else []
         subprocess.run(
             [COMPILER, *flags, *definitions, str(file), "-o", str(library)], check=True

@@ -1,4 +1,4 @@
-"""Options of each environment for tests of all of them."""
+"""Options of each environment, for tests that cover all environments."""
 
 from typing import Any
 

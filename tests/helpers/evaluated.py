@@ -11,7 +11,7 @@ from marl_pool.runs.run import Run
 
 
 def levels(*entries: Mapping[str, Any]) -> list[PerturbationLevels]:
-    """Perturbations of ``{"name": …, "severities": […], **options}``."""
+    """Parse perturbations ``{"name": …, "severities": […], **options}``."""
     return [PerturbationLevels.from_config(entry) for entry in entries]
 
 

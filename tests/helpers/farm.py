@@ -4,7 +4,9 @@ import torch
 from gymnasium import spaces
 
 from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.policies import make_policy
 from marl_pool.policies.base import Decision, Policy
+from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 
 TOKENS = TokenSpec(4, 2, ("self", "fox", "hen"), positions=(0,))
@@ -87,6 +89,16 @@ class FoxAndHens(BatchedEnv):
         return {"places": self.places}
 
 
+def policies_of(env: BatchedEnv, **options) -> dict[str, TokenPolicy]:
+    """Make a small policy for each group of an environment."""
+    encoder = {"name": "transformer", "num_layers": 1}
+    options = {"encoder": encoder, "seed": 0, **options}
+    return {
+        name: make_policy(group.tokens, group.action_space, **options)
+        for name, group in env.groups.items()
+    }
+
+
 class AlikeFoxAndHens(FoxAndHens):
     """The fox has the hens' three choices too, so that they may share a module."""
 
@@ -100,8 +112,21 @@ class AlikeFoxAndHens(FoxAndHens):
         return super().advance({**actions, "fox": fox})
 
 
+class IdleFox(AlikeFoxAndHens):
+    """An environment whose fox never acts."""
+
+    @property
+    def active(self) -> dict[str, torch.Tensor]:
+        masks = super().active
+        return {**masks, "fox": torch.zeros_like(masks["fox"])}
+
+    def advance(self, actions):
+        rewards, terminated = super().advance(actions)
+        return {**rewards, "fox": torch.zeros_like(rewards["fox"])}, terminated
+
+
 class NoFox(FoxAndHens):
-    """An environment whose fox has not come."""
+    """An environment whose fox group has no agents."""
 
     @property
     def groups(self):

@@ -29,7 +29,7 @@ ENDS: dict[str, Callable[[], object]] = {
 
 
 class FatalEnv(Breaker):
-    """An env that ends in one of the ways `ENDS`, or not at all."""
+    """An env that fails in one of the ways in `ENDS`, or not at all."""
 
     def __init__(self, how=None, render_mode=None):
         super().__init__(render_mode=render_mode)
@@ -42,7 +42,7 @@ class FatalEnv(Breaker):
 
 
 class Unpicklable:
-    """An option that no other process can have."""
+    """An option that cannot be sent to another process."""
 
     def __reduce__(self):
         raise TypeError("it is mine")

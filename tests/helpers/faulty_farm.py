@@ -1,4 +1,4 @@
-"""An environment in which something goes wrong, once or always."""
+"""An environment that fails, once or always."""
 
 import os
 import signal
@@ -12,13 +12,13 @@ class EscapedError(RuntimeError):
 
 
 class FaultyFarm(FoxAndHens):
-    """FoxAndHens until the step ``fault_step`` of this object, then a fault.
+    """FoxAndHens that fails in this object's step ``fault_step``.
 
     ``fault`` is "raise" or "kill" (the process, as the kernel does when memory runs
-    out), both in environment 0, or "init" (raise in the constructor, except in the
-    process ``home``). A kill happens ``kills`` times, counted by files beside
-    ``diary``. That file, if given, gets a line for each episode begun: process,
-    environment, episode.
+    out), both only in the object with environment 0, or "init" (raise in the
+    constructor, except in the process ``home``). The process is killed ``kills`` times,
+    counted by files beside ``diary``. That file, if given, gets a line for each episode
+    that starts: process, environment, episode.
     """
 
     def __init__(

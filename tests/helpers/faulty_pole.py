@@ -1,4 +1,4 @@
-"""A pole whose simulation fails, for the campaign and the tests of a time limit."""
+"""A cart-pole whose simulation fails, for the campaign and tests of a time limit."""
 
 import time
 from typing import Unpack
@@ -11,7 +11,7 @@ from marl_pool.envs.cartpole.env import CartPole
 
 
 class FaultyPole(CartPole):
-    """CartPole until a number of steps, then a fault in each.
+    """CartPole that fails in every step after the first ``after``.
 
     Args:
         fault: raises, runs_out, hangs, spins (without a system call), slow, NaN_reward,

@@ -1,4 +1,4 @@
-"""A hub on this machine, for the real client of huggingface_hub."""
+"""A local fake of the Hugging Face Hub, for the real client of huggingface_hub."""
 
 import base64
 import hashlib
@@ -27,12 +27,12 @@ class Repository:
     private: bool = False
     gated: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
-    """By path: the size that is told in place of the true one."""
+    """By path, the size that is reported in place of the true one."""
     tags: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
 
     def commit(self, files: dict[str, bytes], message: str = "") -> str:
-        """Add a commit and return its name."""
+        """Add a commit and return its id."""
         text = repr((len(self.commits), sorted(files.items())))
         oid = hashlib.sha1(text.encode()).hexdigest()
         self.commits.append((oid, files))
@@ -45,7 +45,7 @@ class Repository:
         return self.commits[-1][1]
 
     def at(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
-        """Return commit and files of a branch, a tag or a commit."""
+        """Return the commit id and files of a branch, a tag or a commit, if any."""
         if revision == MAIN:
             return self.commits[-1]
         oid = self.tags.get(revision, revision)
@@ -60,7 +60,7 @@ class FakeHub:
     requests: list[str] = field(default_factory=list)
     """Method and path of each request."""
     page: bytes = b""
-    """What is sent in place of every answer."""
+    """If not empty, sent as HTML in place of every response."""
 
     def add(self, name: str, files: dict[str, bytes], **options: Any) -> Repository:
         """Add a repository with one commit."""
@@ -195,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _readable(self, name: str) -> Repository | None:
         repository = self.hub.repositories.get(name)
         if repository is None or (repository.private and not self._is_authorised()):
-            # As the hub does for those without a token.
+            # The hub answers 401 to clients without a valid token.
             self._error(404 if self._is_authorised() else 401, "RepoNotFound")
             return None
         if repository.gated:
@@ -225,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve(hub: FakeHub) -> Iterator[str]:
-    """Serve a hub on this machine and yield its address."""
+    """Serve a hub on this machine and yield its URL."""
     handler = type("Handler", (_Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
@@ -238,7 +238,7 @@ def serve(hub: FakeHub) -> Iterator[str]:
 
 
 def connect(patch: pytest.MonkeyPatch, url: str, cache: object, token: str) -> None:
-    """Lead the client to an address, with a cache and a token of its own."""
+    """Point the client to ``url``, with the given cache and token."""
     constants = huggingface_hub.constants
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE
     path = template.removeprefix(constants.ENDPOINT)

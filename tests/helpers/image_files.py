@@ -1,4 +1,4 @@
-"""Image data sets as they are published, written by hand and small."""
+"""Small image data sets in the file formats of the published ones."""
 
 import gzip
 import io
@@ -11,13 +11,13 @@ from marl_pool_studies.image_files import ARCHIVES
 
 
 def idx(array: np.ndarray) -> bytes:
-    """An array of bytes in the IDX format, written by hand."""
+    """Encode an array of bytes in the IDX format."""
     sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
     return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
 
 
 def write_mnist(folder: Path, train: int = 40, test: int = 10) -> Path:
-    """Four compressed IDX files of random images."""
+    """Write four compressed IDX files of random images and labels."""
     random = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     for prefix, count in (("train", train), ("t10k", test)):
@@ -32,7 +32,7 @@ def write_mnist(folder: Path, train: int = 40, test: int = 10) -> Path:
 
 
 def write_cifar(file: Path, kind: str, contents: dict[str, bytes]) -> Path:
-    """An archive like the public one."""
+    """Write an archive with the layout of the published one."""
     with tarfile.open(file, "w:gz") as archive:
         for name, content in contents.items():
             member = tarfile.TarInfo(f"{ARCHIVES[kind].folder}/{name}")

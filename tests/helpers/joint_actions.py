@@ -24,15 +24,15 @@ SPACES: dict[str, spaces.Space[Any]] = {
 
 
 class JointEnv(ParallelEnv):
-    """Two agents whose actions are checked; every illegal one ends with an error.
+    """Two agents whose actions are checked; an illegal one raises an error.
 
     Args:
-        kind: of `SPACES`.
-        masks: where the action masks are, "observation", "infos" or "tuple", in an
-            observation as a tuple with one for each choice; None for none.
-        stuck_at: step in which an agent may do nothing.
+        kind: key of the action space in `SPACES`.
+        masks: where the action masks are: "observation", "infos" or "tuple" (in the
+            observation, a tuple of one mask for each choice); None for no masks.
+        stuck_at: step in which no action is legal.
         start: first step with a mask.
-        ignore: count illegal actions in `illegal` in place of an error.
+        ignore: collect illegal actions in `illegal` instead of raising an error.
     """
 
     metadata: ClassVar = {"name": "joint_v0", "render_modes": ["rgb_array"]}

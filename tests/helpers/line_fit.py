@@ -10,11 +10,11 @@ from marl_pool.training.supervised.task import Batch, LossAndMetrics, Split, Tas
 
 
 class LineFit(Task):
-    """Predict y = 3 x from x, by one weight, with dropout or a loss that turns NaN.
+    """Predict y = 3 x from x with one weight; optionally noisy, or with a NaN loss.
 
     Args:
-        num_samples: to train on and to validate with.
-        nan_after: epochs after which the loss is not a number, or None for never.
+        num_samples: number of samples for training and validation.
+        nan_after: epochs after which the loss is NaN, or None for never.
         noisy: let the loss depend on the generator and on torch's global one.
     """
 
@@ -64,7 +64,7 @@ class LineFit(Task):
 
 
 class Unfinished(Task):
-    """A task that lacks everything."""
+    """A task that implements nothing."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "occlude": {"type_names": TYPE_NAMES, "signal_types": SPEC.signal_types},
     "shuffle": {"num_frames": 2},
 }
-"""What the tests' tokens are, and options that a perturbation cannot do without."""
+"""Required options of perturbations, for the tests' tokens."""
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("bias", {}),
@@ -66,14 +66,15 @@ ACTION_VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 """Perturbations of actions, which leave tokens as they are."""
 OBSERVED = sorted({name for name, _ in VARIANTS})
-"""Perturbations of what is observed."""
+"""Perturbations of observations."""
 variants = pytest.mark.parametrize(
     ("name", "options"), VARIANTS, ids=[f"{n}-{o}" for n, o in VARIANTS]
 )
+SEEN_IN_LOOPS = [case for case in VARIANTS if "scope" not in case[1]]
+"""Variants without stacked frames, which the environment of `in_the_loop` lacks."""
 in_loops = pytest.mark.parametrize(
-    ("name", "options"), [case for case in VARIANTS if "scope" not in case[1]]
+    ("name", "options"), [*SEEN_IN_LOOPS, *ACTION_VARIANTS]
 )
-"""Without stacked frames, which the environment of `in_the_loop` lacks."""
 severities = st.floats(0, 1)
 seeds = st.integers(0, 2**31)
 
@@ -83,7 +84,7 @@ def build(name: str, **options: Any) -> Perturbation:
 
 
 def make_tokens(seed: int, envs: int = 3, agents: int = 2, places: int = 9) -> Tokens:
-    """Tokens with one self, some padding, and NaN under it."""
+    """Make tokens with one self token and some padding, whose features are NaN."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(envs, agents, places, 4, generator=generator)
     types = torch.randint(1, 4, (envs, agents, places), generator=generator)
@@ -101,7 +102,7 @@ def keys(envs: int = 3, seed: int = 0, first: int = 0, episode: int = 0) -> Tens
 
 
 def at_time(tokens: Tokens, time: int) -> Tokens:
-    """The tokens some steps later: each feature drifts at another rate."""
+    """Return the tokens ``time`` steps later: each feature drifts at its own rate."""
     features = tokens.features
     if not time:
         return tokens
@@ -116,7 +117,7 @@ def play(
     moves: bool = False,
     **options: Any,
 ) -> list[Tokens]:
-    """Return the perturbed tokens of some steps, where ``tokens`` rest or move."""
+    """Return the perturbed tokens of each step; ``moves`` lets the clean ones drift."""
     return [view for view, _ in states(perturbation, tokens, steps, moves, **options)]
 
 
@@ -139,14 +140,14 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def same(a: Tokens, b: Tokens) -> bool:
-    """Equal bit for bit, NaN and the sign of zero included."""
+    """Compare tokens bit for bit, including NaN and the sign of zero."""
     return all(
         torch.equal(bits(x), bits(y)) for x, y in zip(a.parts, b.parts, strict=True)
     )
 
 
 def present_bag(tokens: Tokens) -> list[list[tuple[float, ...]]]:
-    """Each row's unpadded tokens as a sorted list: the set that they are."""
+    """Return each row's unpadded tokens as a sorted list, to compare them as sets."""
     flat = tokens.flatten_batch()
     return [
         sorted(
@@ -159,7 +160,6 @@ def present_bag(tokens: Tokens) -> list[list[tuple[float, ...]]]:
 
 
 def first_slots(tokens: Tokens, places: int) -> Tokens:
-    """The first slots."""
     return tokens.map(lambda part: part[:, :, :places])
 
 

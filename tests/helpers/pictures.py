@@ -16,10 +16,10 @@ def read_picture(path: Path) -> np.ndarray:
 
 def read_video(path: Path) -> list[np.ndarray]:
     """Read a video's frames, each ``(H, W, 3)`` RGB bytes."""
-    opened, frames = cv2.VideoCapture(str(path)), []
+    capture, frames = cv2.VideoCapture(str(path)), []
     while True:
-        read, frame = opened.read()
-        if not read:
+        has_frame, frame = capture.read()
+        if not has_frame:
             return frames
         frames.append(frame[..., ::-1])
 

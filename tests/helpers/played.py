@@ -1,4 +1,4 @@
-"""Sessions, servers and browsers of the live page."""
+"""Sessions, servers and browsers for tests of the live page."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 def token_target(
     env: dict[str, Any], *, seed: int = 0, encoder: Any = TINY, **head: Any
 ) -> EvaluationTarget:
-    """Return an untrained policy with large weights, which reacts to what it sees."""
+    """Make an untrained policy with large weights, which reacts to its observations."""
     (group,) = describe_env(env).groups.values()
     policy = TokenPolicy(
         group.tokens,
@@ -48,7 +48,7 @@ def pretrained_target(name: str, **env: Any) -> EvaluationTarget:
 
 
 def tell(session: Session, **message: Any) -> None:
-    """Send a message as a page does."""
+    """Send a message as the page does."""
     session.act(parse_message(json.dumps(message)))
 
 
@@ -73,7 +73,7 @@ def served(session: Session) -> Iterator[LiveServer]:
 
 @contextmanager
 def browser_page(*, width: int = 1280, offline: bool = False) -> Iterator[Any]:
-    """Open a page of headless Chromium, which must not complain until the end."""
+    """Open a page in headless Chromium; fail if it has reported errors at the end."""
     binary = next(filter(None, map(shutil.which, BROWSERS)), None)
     if binary is None:
         pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
@@ -85,17 +85,17 @@ def browser_page(*, width: int = 1280, offline: bool = False) -> Iterator[Any]:
         context = browser.new_context(
             viewport={"width": width, "height": 900}, offline=offline
         )
-        page, complaints = context.new_page(), []
+        page, errors = context.new_page(), []
         page.set_default_timeout(60_000)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("requestfailed", lambda request: complaints.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("requestfailed", lambda request: errors.append(request.url))
         yield page
-        assert not complaints
+        assert not errors
         browser.close()
 
 
 def wait_for(page: Any, expression: str) -> None:
-    """Wait until a JavaScript expression is true; the page forbids eval, not this."""
+    """Wait until a JavaScript expression is true; works although pages forbid eval."""
     end = time.monotonic() + 300
     while not page.evaluate(expression):
         assert time.monotonic() < end, expression

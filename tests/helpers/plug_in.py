@@ -14,7 +14,7 @@ class SumPooling(Pooling):
 
 
 class Unfit(Pooling):
-    """A head with a mistake: it gives one number in place of ``dim_out``."""
+    """A head with a mistake: it returns one number instead of ``dim_out``."""
 
     def forward(self, x, padding=None, types=None):
         return x.sum(dim=(1, 2))[:, None]

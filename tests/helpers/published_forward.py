@@ -1,6 +1,6 @@
-"""The published forward passes in plain numpy, one environment, as the facts say.
+"""The published forward passes in plain numpy, for one environment.
 
-Independent of the package: pictures in, actions out, flat weights in file order.
+Independent of the package: observations in, actions out, flat weights in file order.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def softmax(x: Array) -> Array:
-    """Over the last dimension."""
+    """Softmax over the last dimension."""
     raised = np.exp(x - x.max(-1, keepdims=True))
     return raised / raised.sum(-1, keepdims=True)
 
@@ -36,7 +36,7 @@ def table(rows: int, width: int) -> Array:
 
 
 class Flat:
-    """A flat array, read from its beginning to its end."""
+    """A flat array, read from start to end."""
 
     def __init__(self, params: Array) -> None:
         self.params, self.at = params.astype(np.float64), 0

@@ -1,4 +1,4 @@
-"""Runs with evaluations whose numbers are known, for reports; and how to read one."""
+"""Runs with known evaluation results for tests of reports, and readers of reports."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ SCORES = {0.0: 0.8, 0.25: 0.75, 0.5: 0.6, 1.0: 0.2}
 
 
 def trained(path: Path, *overrides: str, seed: int = 0, rows: int = 5) -> Run:
-    """A run with learning curves; its policy is not there."""
+    """Make a run with learning curves but no policy."""
     run = Run.create(path, {**deepcopy(composed(*overrides)), "seed": seed})
     lines = ["iteration,env_steps,return_mean", "1,64,"]
     lines += [f"{k},{64 * k},{-3 / k - 0.1 * seed}" for k in range(2, 2 + rows)]
@@ -78,15 +78,15 @@ def evaluated(
     transfers: Mapping[str, tuple[Mapping[str, Any], float]] | None = None,
     **overrides: Any,
 ) -> Run:
-    """Write an evaluation whose scores are `SCORES`'s, plus ``shift``.
+    """Write an evaluation whose scores are `SCORES` plus ``shift``.
 
-    ``transfers`` has options and a score for each label; ``fixed`` are groups that
-    did not learn.
+    ``transfers`` has environment options and a score for each label; ``fixed`` are the
+    groups that did not learn; ``lost`` are the severities without results.
 
     Returns are -2 for the random policy and -1 for the scripted one, plus an
-    offset of each environment, which cancels in scores.
+    offset for each episode, which cancels in scores.
     """
-    luck = np.random.default_rng(0).normal(size=episodes)
+    offsets = np.random.default_rng(0).normal(size=episodes)
     results: list[Result] = []
     table: list[np.ndarray] = []
 
@@ -96,7 +96,7 @@ def evaluated(
             fields["fixed"] = group in fixed
             results.append(Result(group=group, **fields))
             missing = np.full(episodes, np.nan)
-            table.append(missing if row.get("missing") else level - 2 + luck)
+            table.append(missing if row.get("missing") else level - 2 + offsets)
 
     clean = {"perturbation": "clean", "label": "clean", "severity": 0.0}
     add(SCORES[0.0] + shift, **clean)
@@ -131,7 +131,7 @@ def evaluated(
 
 
 def several(folder: Path, heads: Sequence[str], seeds: int, *keys: str) -> list[Run]:
-    """Runs of some heads; each is better by 0.1, and each seed by 0.01."""
+    """Make runs of several heads; scores rise by 0.1 a head and by 0.01 a seed."""
     mark = "".join(key.partition("=")[2] for key in keys)
     return [
         evaluated(
@@ -146,7 +146,7 @@ def several(folder: Path, heads: Sequence[str], seeds: int, *keys: str) -> list[
 
 
 def frame_of(runs: Sequence[Run], group: str = "agent") -> pd.DataFrame:
-    """The rows of a group."""
+    """Return the rows of a group in the runs' frame of scores."""
     frame = scores_frame(methods_of(read_runs(runs)))
     return frame[frame["group"] == group]
 
@@ -158,7 +158,7 @@ def cell_of(
     *severities: float,
     method: str = "ada",
 ) -> Any:
-    """A method's row of a level, of an area over severities, or of another test."""
+    """Return a method's row for a level, an area over severities or another test."""
     ladder = (0.0, *severities) if test == "area" else ()
     level = severities[0] if test == "level" else 0.0
     rows = frame[(frame["method"] == method) & (frame["test"] == test)]
@@ -168,7 +168,7 @@ def cell_of(
 
 
 def points_of(*args: Any, **kwargs: Any) -> list[float]:
-    """The score of each seed; see `cell_of`."""
+    """Return the score of each seed in the row that `cell_of` selects."""
     points: list[float] = cell_of(*args, **kwargs).scores.points[:, 0].tolist()
     return points
 
@@ -190,9 +190,9 @@ def page_of(runs: list[Run], folder: Path, **settings: Any) -> Page:
 
 
 class Reader(HTMLParser):
-    """The tags, attributes and text of a page, and its cells by section.
+    """A parsed page: its tags, attributes and text, and its table cells.
 
-    A cell is its section, text, title and class.
+    A cell is a list of its section, text, title and class.
     """
 
     def __init__(self, html: str) -> None:
@@ -224,13 +224,13 @@ class Reader(HTMLParser):
 
 
 def cells(html: str, section: str) -> list[tuple[str, str, str]]:
-    """Text, title and class of each cell of a section."""
+    """Return text, title and class of each cell of a section."""
     rows = Reader(html).cells
     return [(text.strip(), *words) for place, text, *words in rows if place == section]
 
 
 def gaps(html: str, section: str) -> list[str]:
-    """The reasons in the missing cells of a section."""
+    """Return the reasons in a section's cells without results."""
     return [title for _, title, kind in cells(html, section) if kind == "missing"]
 
 
@@ -239,7 +239,7 @@ def section_of(html: str, section: str) -> str:
 
 
 def texts(html: str) -> str:
-    """Return the visible text, in one line."""
+    """Return the visible text in one line."""
     return " ".join(
         re.sub(r"<(style|svg).*?</\1>|<[^>]+>", " ", html, flags=re.S).split()
     )

@@ -72,7 +72,7 @@ class Breaker(ParallelEnv):
 
 
 Fault = Callable[..., Any]
-"""From the env and the parts, which it may change, to other ones."""
+"""Takes the env and a result's parts; changes them, or returns another result."""
 
 
 def at_reset(fault: Fault) -> Fault:
@@ -80,11 +80,11 @@ def at_reset(fault: Fault) -> Fault:
     return lambda env, *parts: fault(env, *parts) if len(parts) == 2 else None
 
 
-def at_step(fault: Fault, number: int = 2, *, on: bool = False) -> Fault:
-    """Apply a fault to the results of step ``number``, and of later ones if ``on``."""
+def at_step(fault: Fault, number: int = 2, *, repeat: bool = False) -> Fault:
+    """Apply a fault to the results of step ``number``; with ``repeat`` of later too."""
 
     def apply(env, *parts):
-        is_due = env.time >= number if on else env.time == number
+        is_due = env.time >= number if repeat else env.time == number
         return fault(env, *parts) if len(parts) == 5 and is_due else None
 
     return apply
@@ -119,7 +119,7 @@ def list_agents(agents: Any) -> Fault:
 
 
 def _end(env, observations, rewards, terminated, truncated, infos):
-    """Flag agent 0; it stays listed, and is paid by the fault "paid after the end"."""
+    """Terminate agent 0, which stays listed; "paid after the end" also rewards it."""
     terminated["a_0"] = True
     if env.time > 2:
         rewards["a_0"] = 1.0 if env.fault == "paid after the end" else 0.0
@@ -152,10 +152,10 @@ FAULTS: dict[str, Fault] = {
     "stranger later": at_step(list_agents(["a_0", "a_1", "a_2", "ghost"])),
     "vanishes": at_step(list_agents(["a_1", "a_2"])),
     "all vanish": at_step(list_agents([])),
-    "ended and listed": at_step(_end, on=True),
-    "paid after the end": at_step(_end, on=True),
+    "ended and listed": at_step(_end, repeat=True),
+    "paid after the end": at_step(_end, repeat=True),
     "lives on": at_step(put(2, {"a_0": True})),
-    "truncated and listed": at_step(_truncate, on=True),
+    "truncated and listed": at_step(_truncate, repeat=True),
     "all end and stay listed": at_step(_all_end),
     "flagged numpy": at_step(
         put(2, {"a_0": np.bool_(False), "a_1": np.array([False])})

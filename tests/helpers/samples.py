@@ -1,4 +1,4 @@
-"""Sets, tokens and pooling heads that several test files try."""
+"""Sets, tokens, pooling heads and encoders shared by several test files."""
 
 import ast
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from marl_pool.encoders import encoder_names
+from marl_pool.encoders import encoder_names, make_encoder
 from marl_pool.options.construction import build
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.pooling import POOLING, pooling_names
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @cache
 def shared(build: Callable[..., T], name: str, options: str = "{}") -> T:
-    """A module for all examples of a property; ``options`` are the ``repr`` of its."""
+    """Build a module once for all examples; ``options`` is a ``repr`` of a dict."""
     return build(name, **ast.literal_eval(options))
 
 
@@ -64,7 +64,7 @@ SET_VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 DEFAULTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in pooling_names()]
 VARIANTS = DEFAULTS + ADA_VARIANTS + NEURON_VARIANTS + SET_VARIANTS
-"""Every registered head with its defaults, and what else a head can be."""
+"""Every registered head with its defaults, and heads with other options."""
 
 heads = pytest.mark.parametrize(
     ("name", "options"),
@@ -89,7 +89,7 @@ ENCODER_VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("learned_merging", {"num_layers": 3, "proportion": 1.0, "num_heads": 2}),
     ("learned_merging", {"attention": False, "residual": False, "policy_heads": 2}),
 ]
-"""Every registered encoder with its defaults, and what else an encoder can be."""
+"""Every registered encoder with its defaults, and encoders with other options."""
 
 encoders = pytest.mark.parametrize(
     ("name", "options"),
@@ -101,7 +101,7 @@ encoders = pytest.mark.parametrize(
 def make_head(
     name: str, *, dim: int = DIM, num_tokens: int = NUM_TOKENS, **options: Any
 ) -> Pooling:
-    """Build a head with numbers that differ from one another, in float64."""
+    """Build a head in float64 with random parameters."""
     context = {"dim": dim, "num_tokens": num_tokens, "has_self": True}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -111,8 +111,24 @@ def make_head(
     return head.double().eval()
 
 
+def build_encoder(name: str = "transformer", **options: Any) -> Any:
+    """Build an encoder in float64 with random parameters."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        encoder = make_encoder(name, **{"dim": DIM, **options})
+        for parameter in encoder.parameters():
+            nn.init.normal_(parameter, std=0.3)
+    return encoder.double().eval()
+
+
+def in_torchs_order(weight: Tensor) -> Tensor:
+    """Swap the last two of an LSTM's four gates, to match the order in torch."""
+    enter, forget, leave, content = weight.chunk(4)
+    return torch.cat([enter, forget, content, leave])
+
+
 class Prepended(nn.Module):
-    """A head without an encoder below it, its extra tokens before the set."""
+    """A head without an encoder, its extra tokens prepended to the set."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
@@ -127,7 +143,7 @@ class Prepended(nn.Module):
 def random_set(
     seed: int = 0, batch: int = 4, num_tokens: int = NUM_TOKENS, dim: int = DIM
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Vectors, padding and types: one self token in a row, at least one present."""
+    """Sample vectors, padding and types; a row has one self token, and one present."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(batch, num_tokens, dim, generator=generator, dtype=torch.float64)
     padding = torch.rand(batch, num_tokens, generator=generator) < 0.4
@@ -141,7 +157,7 @@ def random_set(
 def random_tokens(
     seed: int = 0, batch: tuple[int, ...] = (4,), spec: TokenSpec = SPEC
 ) -> Tokens:
-    """Tokens of ``spec`` with some padding."""
+    """Sample tokens of ``spec`` with some padding."""
     rows = torch.Size(batch).numel()
     x, padding, types = random_set(seed, rows, spec.num_tokens, spec.num_features)
     types = types.clamp(max=spec.num_types - 1)
@@ -155,7 +171,7 @@ def random_actions(
     generator: torch.Generator,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Sample actions ``(rows, …)``; numbers of a Box are normal."""
+    """Sample actions ``(rows, …)``; numbers in a Box are normally distributed."""
     columns = [torch.randint(n, (rows,), generator=generator) for n in spec.sizes]
     if spec.discrete:
         return columns[0]

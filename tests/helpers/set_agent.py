@@ -1,4 +1,4 @@
-"""An agent as a user would write one: a transformer and AdaPool in it."""
+"""An agent as a user would write one, with a transformer and AdaPool."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from marl_pool.pooling.base import Memory
 
 
 class SetAgent(Agent):
-    """Linear, transformer, AdaPool, linear; nothing but `unroll` is written."""
+    """Linear, transformer, AdaPool, linear; only `unroll` is implemented."""
 
     def __init__(self, spec: Any, action_space: Any, *, seed: int | None = None):
         super().__init__(spec, action_space)

@@ -1,15 +1,22 @@
 """Set networks with random weights, their results and gradients."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from marl_pool.compiled import compile
 from marl_pool.compiled.choice import use_kernels
+from marl_pool.compiled.native import call
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.tokens import Tokens, TokenSpec
+
+needs_kernel = pytest.mark.skipif(
+    call.library() is None, reason="no kernel was compiled: it needs g++ or clang"
+)
 
 HEADS: dict[str, dict[str, Any]] = {
     "ada": {"name": "ada"},
@@ -24,6 +31,22 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 WIDTHS = {1: (4, 4), 2: (6, 3), 3: (6, 2), 4: (8, 2), 8: (8, 1), 16: (32, 2)}
 """Width of the model and number of heads, by the width of a head."""
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda out: out.sum(),
+    "transpose": lambda out: (out.transpose(0, -1) * torch.arange(len(out))).sum(),
+    "slice": lambda out: out.mT.contiguous().view(-1)[::2].sum(),
+    "flip": lambda out: (out[::3].flip(0).cumsum(0) ** 2).sum(),
+    "one row": lambda out: out[0].sum() * 0,
+}
+"""Losses whose gradients with respect to an output have different layouts."""
+
+
+class Doubled(nn.Linear):
+    """A subclass of a layer that computes something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
 
 
 def make_network(
@@ -69,7 +92,7 @@ def make_tokens(
     if padded:
         padding = torch.rand(shape, generator=generator) < 0.4
         padding[0] = True  # an empty set
-        padding[-1, types[-1] == 0] = True  # a lost self token
+        padding[-1, types[-1] == 0] = True  # no self token
         features[padding] = math.nan
         types[padding] = 99
     return Tokens(features, types, padding)
@@ -98,7 +121,7 @@ def errors(outputs: list[Tensor], expected: list[Tensor]) -> list[float]:
 
 
 def assert_same_second_gradients(module: nn.Module, inputs: Any) -> None:
-    """A gradient of the gradient, by other parameters than the module's, is torch's."""
+    """Compare second derivatives at other parameters than the module's with torch's."""
 
     def second(kernels: Any) -> tuple[Tensor, ...]:
         parameters = {
@@ -112,3 +135,15 @@ def assert_same_second_gradients(module: nn.Module, inputs: Any) -> None:
             return torch.autograd.grad(sum(x.square().sum() for x in first), weights)
 
     torch.testing.assert_close(second("native"), second("torch"))
+
+
+def assert_same_gradients(
+    module: nn.Module, inputs: Any, loss: Callable[[Tensor], Tensor]
+) -> None:
+    """Compare gradients of the parameters under ``loss`` with torch's."""
+    gradients = []
+    for kernels in ("native", "torch"):
+        with use_kernels(kernels):
+            parameters = list(module.parameters())
+            gradients.append(torch.autograd.grad(loss(module(inputs)), parameters))
+    torch.testing.assert_close(*gradients)

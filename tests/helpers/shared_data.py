@@ -12,7 +12,7 @@ REQUIRED = "MARL_POOL_REQUIRE_SHARED"
 
 
 def shared_data(name: str) -> Path:
-    """Return a folder of shared data; skip the test that asks where it is missing.
+    """Return a folder of shared data; skip the calling test if it is missing.
 
     Args:
         name: of the folder in ``shared/``.

@@ -1,4 +1,4 @@
-"""Counts operations that would make the host wait for a GPU."""
+"""Count operations that would make the host wait for a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,16 +25,16 @@ READS = {
     "unique_consecutive",
     "unique_dim",
 }
-"""Operations whose result, or its size, the host waits for."""
+"""Operations for whose result, or its size, the host waits."""
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-"""Operations that begin with `nonzero` if an index is a mask."""
+"""Operations that call `nonzero` if an index is a mask."""
 TO_HOST = {"cpu", "numpy", "tolist", "__array__", "to"}
 FROM_HOST = {"as_tensor", "tensor", "new_tensor", "from_numpy", "asarray"}
 ITEMS = {"__getitem__", "__setitem__"}
 
 
 class _Operations(TorchDispatchMode):
-    """Notes the operations that read values, also those inside others."""
+    """Records operations that read values, including those inside others."""
 
     def __init__(self, operations: list[str]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """Notes transfers, which leave no operation behind where all is on the CPU."""
+    """Records transfers, which dispatch no operation if all tensors are on the CPU."""
 
     def __init__(self, operations: list[str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Cases of tests in YAML files beside their modules."""
+"""Test cases in YAML files beside the test modules."""
 
 import sys
 from collections.abc import Callable
@@ -12,11 +12,11 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def yaml_cases(names: str) -> Callable[[Test], Test]:
-    """Parametrise a test by the rows that bear its name in its module's YAML file.
+    """Parametrise a test with the rows under its name in its module's YAML file.
 
     Args:
-        names: of the test's arguments, joined by commas, one for each column. All
-            columns but the last, which says what is expected, name the case.
+        names: the test's arguments, one for each column, separated by commas. The
+            last column holds what is expected; the others form the test id.
     """
 
     def parametrize(test: Test) -> Test:

@@ -21,7 +21,7 @@ class RandomTurns(AECEnv):
 
     possible_agents: ClassVar = ["p_0", "p_1", "p_2"]
     log: ClassVar[list] = []
-    """Of each turn: the agent, its action and all rewards; None begins an episode."""
+    """For each turn: the agent, its action and all rewards; None starts an episode."""
 
     def __init__(
         self,

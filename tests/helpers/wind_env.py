@@ -1,4 +1,4 @@
-"""A quick environment of one agent, in which something may go wrong."""
+"""A fast single-agent environment that can be made to fail."""
 
 import os
 import signal
@@ -10,9 +10,17 @@ from gymnasium import spaces
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.tokens import Tokens, TokenSpec
 
+WINDY = (
+    *("env=helpers.wind_env:WindEnv", "policy=feed_forward", "policy.hidden=[3]"),
+    *("evolution.population=6", "repetitions=3", "total_generations=6"),
+    *("validation.every=2", "validation.episodes=4", "checkpoint.every=2"),
+    "threads=1",
+)
+"""Overrides for a short run of ``evolve``."""
+
 
 class WindEnv(BatchedEnv):
-    """Stay near 0 on a windy line; one token shows the place.
+    """Stay near 0 on a windy line; one token shows the position.
 
     ``fault`` happens in episode ``episode`` of environment 0: "raise", "poison" (NaN
     rewards), or "kill" of the process, ``kills`` times, counted by files in ``diary``.

@@ -48,7 +48,7 @@ def random_arguments() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("holds", [False, True])
-def test_its_gradients_are_right(monkeypatch, holds):
+def test_gradients_pass_gradcheck(monkeypatch, holds):
     torch.manual_seed(0)
     rows = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 0], [1, 0, 0]]).bool()
     held = rows if holds else None
@@ -63,7 +63,7 @@ def test_its_gradients_are_right(monkeypatch, holds):
     assert torch.autograd.gradcheck(run, [part.requires_grad_() for part in parts])
 
 
-def test_mixed_precision_leaves_it_as_it_is():
+def test_autocast_changes_nothing():
     parts = [part.float().requires_grad_() for part in random_arguments()]
 
     def run():
@@ -77,7 +77,7 @@ def test_mixed_precision_leaves_it_as_it_is():
     assert all(map(torch.equal, gradients, mixed_gradients))
 
 
-def test_it_leaves_its_arguments_alone():
+def test_arguments_are_not_modified():
     parts = random_arguments()
     copies = [part.clone() for part in parts]
     outputs, last = lstm_sequence(parts[0], Gates(*parts[1:4]), *parts[4:], None)

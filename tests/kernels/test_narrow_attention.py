@@ -89,7 +89,7 @@ def test_results_and_gradients_are_torchs(
 @widths
 @pytest.mark.parametrize("limit", [kernel.LIMIT, -1e3], ids=["as they are", "shifted"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_gradcheck_on_both_roads(
+def test_gradcheck_of_both_implementations(
     monkeypatch: pytest.MonkeyPatch, width: int, limit: float, padded: bool
 ) -> None:
     monkeypatch.setattr(kernel, "LIMIT", limit)
@@ -107,7 +107,7 @@ def test_gradcheck_on_both_roads(
 @widths
 @pytest.mark.parametrize("spread", [5.0, 30.0, 300.0])
 def test_huge_scores_neither_overflow_nor_vanish(width: int, spread: float) -> None:
-    # The box around the keys reaches farther than they do: with its corner in place
+    # The keys' bounding box reaches farther than they do: with its corner in place
     # of the largest score all others would vanish.
     tensors = inputs(0, width=width, spread=spread)
     expected, _ = oracle(tensors, None, torch.ones(3, 4, 5, width))
@@ -146,7 +146,9 @@ def test_an_empty_set_gives_zero_and_no_gradient(width: int) -> None:
 
 
 @widths
-def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_chunking_does_not_change_results(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
     tensors = inputs(0, width=width, batch=9)
     whole = narrow_attention(*tensors, None, SCALE)
     monkeypatch.setattr(kernel, "CHUNK", 60)
@@ -154,7 +156,9 @@ def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch, width: int) -> None
 
 
 @pytest.mark.parametrize("width", [1, 2, WIDEST, WIDEST + 1])
-def test_who_takes_this_road(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_narrow_attention_is_used_up_to_the_widest_head(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
     calls = []
 
     def spy(*arguments: object) -> Tensor:
@@ -170,5 +174,5 @@ def test_who_takes_this_road(monkeypatch: pytest.MonkeyPatch, width: int) -> Non
     mask = torch.full((2, 5), False)
     out = module(x, x)
     assert bool(calls) == (width <= WIDEST)
-    # A mask that hides nothing leads along torch's own road where that is taken.
+    # A mask that hides nothing takes torch's own path where that is used.
     torch.testing.assert_close(out, module(x, x, mask))

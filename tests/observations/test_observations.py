@@ -38,7 +38,7 @@ def convert(view: TokenView, *observations: Any) -> Tokens:
 
 
 def check_form(view: TokenView, tokens: Tokens) -> None:
-    """The spec says what the tokens are."""
+    """Check that the tokens agree with the spec."""
     spec, batch = view.spec, len(tokens.types)
     assert tokens.features.shape == (batch, spec.num_tokens, spec.num_features)
     assert tokens.types.shape == tokens.padding.shape == (batch, spec.num_tokens)
@@ -54,7 +54,7 @@ def view_of(space: spaces.Space, **options: Any) -> TokenView:
     return make_view(space, TokenOptions(**options))
 
 
-# What becomes of an observation
+# Tokens of observations
 
 
 def test_numbers_of_a_vector_are_tokens_of_their_own_types():
@@ -72,7 +72,7 @@ def test_rows_of_a_matrix_are_tokens():
     tokens = convert(view, rows)
     assert tokens.features.tolist() == [rows.tolist()]
     assert tokens.types.tolist() == [[0, 0, 0]]
-    assert not tokens.padding.any()  # an entity at the origin is no padding
+    assert not tokens.padding.any()  # an entity at the origin is not padding
     assert view.spec.type_names == ("row",)
 
 
@@ -85,7 +85,7 @@ def test_rows_of_a_matrix_are_tokens():
         ({"presence": 0, "padding": "zero_rows"}, [False, True, True]),
     ],
 )
-def test_rows_are_padding_only_where_it_was_said(options, padding):
+def test_rows_are_padding_only_where_options_say_so(options, padding):
     view = view_of(box(3, 2), **options)
     tokens = convert(view, np.array([[1, 2], [0, 0], [0, 3]], np.float32))
     assert tokens.padding.tolist() == [padding]
@@ -127,7 +127,7 @@ def test_images_are_cut_into_a_bounded_number_of_patches(shape, options, count, 
 
 @pytest.mark.parametrize("channels", ["first", "last"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.bool_, np.int8])
-def test_a_patch_is_its_place_and_its_pixels(channels, dtype):
+def test_a_patch_is_its_position_and_its_pixels(channels, dtype):
     image = np.arange(5 * 6 * 2).reshape(5, 6, 2) % (2 if dtype == np.bool_ else 120)
     image = image.astype(dtype)
     observation = image.transpose(2, 0, 1) if channels == "first" else image
@@ -145,7 +145,7 @@ def test_a_patch_is_its_place_and_its_pixels(channels, dtype):
     np.testing.assert_array_equal(tokens.features[0, :, 2:], np.stack(patches))
 
 
-def test_bytes_that_are_no_colours_are_not_scaled():
+def test_bytes_up_to_1_are_not_scaled():
     view = view_of(box(2, 2, 1, low=0, high=1, dtype=np.uint8))
     tokens = convert(view, np.ones((2, 2, 1), np.uint8))
     assert tokens.features[0, :, 2].tolist() == [1, 1, 1, 1]
@@ -167,7 +167,7 @@ def test_choices_are_one_hot():
     assert tokens.types.tolist() == [[0, 0]]
 
 
-def test_an_observation_never_written_has_features_that_are_numbers():
+def test_an_observation_that_was_not_written_has_zero_features():
     view = view_of(spaces.Discrete(3, start=4))
     empty = {k: torch.from_numpy(v) for k, v in view.arrays(1).items()}
     assert view.tokens(empty).features.tolist() == [[[0, 0, 0]]]
@@ -213,7 +213,7 @@ def test_bytes_beside_other_entries_are_scaled_like_those_of_an_image():
     assert features[0, 0, 2].item() == pytest.approx(0.2)
 
 
-def test_an_only_entry_is_the_observation():
+def test_a_single_entry_is_the_observation():
     view = view_of(spaces.Dict(only=spaces.Tuple([box(2)])))
     tokens = convert(view, {"only": [np.array([1, 2], np.float32)]})
     assert tokens.features.tolist() == [[[1], [2]]]
@@ -280,7 +280,7 @@ def tokens_value(**parts: Any) -> dict[str, Any]:
         (box(4, low=-1, high=2, dtype=np.int16), box(4, low=0, high=1), None),
     ],
 )
-def test_dicts_of_tokens_have_any_space_of_such_numbers(types, padding, names):
+def test_types_and_padding_may_have_several_kinds_of_spaces(types, padding, names):
     space = tokens_space(types, padding)
     view = view_of(space)
     value = tokens_value()
@@ -318,7 +318,7 @@ def test_parts_of_tokens_that_do_not_fit_their_space_are_refused(parts, message)
     assert "\n" not in str(caught.value)
 
 
-def test_what_lies_under_padding_may_be_anything():
+def test_values_under_padding_are_not_checked():
     wild = {
         "features": np.array([[1] * 3] * 3 + [[99] * 3], np.float32),
         "types": np.array([0, 1, 2, -7]),
@@ -383,7 +383,7 @@ def test_nan_is_left_to_the_rollout():
     assert tokens.features.isnan().any()
 
 
-def test_only_observations_that_were_written_are_held_to_their_bounds():
+def test_only_present_observations_are_checked_against_their_bounds():
     view = view_of(box(2, low=1, high=2))
     arrays = view.arrays(2, 3)
     present = np.zeros((2, 3), np.bool_)
@@ -434,7 +434,7 @@ WRONG_OPTIONS: list[tuple[spaces.Space, dict[str, Any], str]] = [
     (
         box(6),
         {"slices": {"b": [2, 6], "a": {"start": 0, "count": 3, "features": 1}}},
-        "env.slices.b: expected a range from 3, after that of a, got 2 to 6",
+        "env.slices.b: expected a range from 3, after a's, got 2 to 6",
     ),
     *(
         (box(6), {"slices": {"a": [0, 2], "b": value}}, f"^env.slices.b{message}")
@@ -455,7 +455,7 @@ WRONG_OPTIONS: list[tuple[spaces.Space, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("space", "options", "message"), WRONG_OPTIONS)
-def test_options_that_do_not_fit_are_named(space, options, message):
+def test_options_that_do_not_fit_are_refused(space, options, message):
     with pytest.raises(InputError, match=message) as caught:
         make_view(space, TokenOptions(**options), prefix="env.")
     assert "\n" not in str(caught.value)
@@ -474,7 +474,7 @@ def test_names_signal_and_positions_reach_the_spec():
     assert convert(view, tokens_value()).types.tolist() == [[1, 0, 1, 0]]
 
 
-def test_without_a_self_among_the_names_no_token_is_the_observers():
+def test_type_names_without_self_leave_no_self_token():
     assert not view_of(tokens_space(), token_types=["a", "b", "c"]).spec.has_self
     assert view_of(tokens_space()).spec.has_self
 
@@ -572,13 +572,13 @@ def test_a_mask_may_have_the_name_of_a_part_of_tokens():
     assert view_of(spaces.Dict(features=box(4, 3), type=box(3))).spec.num_types == 2
 
 
-def test_a_spec_is_only_of_dicts_of_tokens():
+def test_token_spec_is_none_for_other_spaces():
     assert token_spec(tokens_space()) is not None
     assert token_spec(box(3)) is None
     assert token_spec(spaces.Dict(features=box(4, 3))) is None
 
 
-# Every space
+# Properties of every space
 
 
 PLAIN = st.one_of(
@@ -664,7 +664,7 @@ SETS = spaces.Dict(
     }
 )
 KEYS = {"presence_keys": {"cars": "car_mask"}, "padding_keys": {"trees": "no_trees"}}
-"""Of a Dict with a mask of either polarity."""
+"""Options for `SETS`, which has a mask of each polarity."""
 
 
 def sets(**entries: Any) -> dict[str, Any]:
@@ -683,7 +683,7 @@ def test_masks_say_which_slots_hold_tokens():
     view = view_of(SETS, **KEYS)
     tokens = convert(view, sets())
     assert view.spec.type_names == ("cars", "me", "trees")
-    # A car at the origin that is there, and one that is not, differ in the mask only.
+    # A present car at the origin and an absent one differ only in the mask.
     assert tokens.padding.tolist() == [[False, True, False, False, True, False]]
     assert tokens.action_mask.tolist() == [[True, False, True]]
 
@@ -730,7 +730,7 @@ REVERSIBLE: list[tuple[spaces.Space, dict[str, Any], list[Any]]] = [
 
 
 def typed(space: spaces.Space, value: Any) -> Any:
-    """The value as the space's own dtypes and classes have it."""
+    """Convert a value to the dtypes and classes of the space."""
     match space:
         case spaces.Dict():
             return {key: typed(entry, value[key]) for key, entry in space.items()}
@@ -745,7 +745,7 @@ def typed(space: spaces.Space, value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("space", "options", "values"), REVERSIBLE)
-def test_every_described_space_has_a_way_back(space, options, values):
+def test_tokens_of_described_spaces_become_observations_again(space, options, values):
     samples = [typed(space, value) for value in values]
     check_roundtrip(view_of(space, **options), space, samples)
 
@@ -757,7 +757,7 @@ def test_every_described_space_has_a_way_back(space, options, values):
 def test_shuffled_tokens_become_an_observation_with_the_same_tokens(
     space, options, values
 ):
-    """Tokens of one kind change places; nothing else changes."""
+    """Only tokens of the same type change places."""
     view = view_of(space, **options)
     tokens = convert(view, typed(space, values[0]))
     order = torch.randperm(
@@ -793,7 +793,7 @@ def test_hidden_added_and_noisy_tokens_become_observations():
     assert view.observations(hidden).tolist() == [[[0, 0], [1, 6], [0, 0]]]
     added = append(tokens, tokens.map(lambda part: part[:, :1]))
     assert view.observations(added).tolist() == [[[1, 5], [1, 6], [1, 5]]]
-    # A reading of 0 is no absence, and no number leaves its bounds.
+    # A presence of 0 from noise is no absence, and numbers are clipped to their bounds.
     noisy = tokens._replace(features=torch.tensor([[[0, 99.0], [2, 6], [5, 5]]]))
     assert view.observations(noisy).tolist() == [[[1, 9], [2, 6], [0, 0]]]
 
@@ -825,7 +825,7 @@ def test_hidden_added_and_noisy_tokens_become_observations():
         ),
     ],
 )
-def test_noise_leaves_the_column_of_presence(space, options, observation, name):
+def test_noise_does_not_change_the_presence_column(space, options, observation, name):
     view = view_of(space, **options)
     tokens = convert(view, as_arrays(observation)).map(lambda part: part[:, None])
     noise = make_perturbation(name, specs=[view.spec], severity=1.0, protect_self=False)
@@ -848,7 +848,7 @@ def as_arrays(observation: Any) -> Any:
     return np.array(observation, np.float32)
 
 
-def test_a_changed_type_is_written_where_the_types_are():
+def test_a_changed_type_is_written_to_the_type_features():
     view = view_of(box(2, 3), type_features=[0, 2])
     tokens = convert(view, np.array([[1, 5, 0], [0, 7, 1]], np.float32))
     changed = view.observations(tokens._replace(types=torch.tensor([[1, 1]])))
@@ -891,7 +891,7 @@ def test_tokens_that_the_space_cannot_hold_are_refused(
         view.observations(tokens._replace(**changes))
 
 
-def test_slices_that_leave_numbers_out_have_no_way_back():
+def test_slices_that_omit_numbers_cannot_be_reversed():
     view = view_of(box(4), slices={"self": [0, 2]})
     tokens = convert(view, np.ones(4, np.float32))
     with pytest.raises(InputError, match="slices: expected every number .* number 2"):
@@ -925,7 +925,7 @@ def test_surplus_elements_are_dropped_only_on_request(options, expected):
         (spaces.Discrete(4), {"positions": [3]}, "drop: expected last, since"),
     ],
 )
-def test_a_distance_of_elements_needs_their_numbers(element, options, message):
+def test_dropping_the_farthest_needs_positions_of_elements(element, options, message):
     space = spaces.Dict(near=spaces.Sequence(element), other=box(5))
     with pytest.raises(InputError, match=message):
         view_of(space, max_tokens=3, drop="farthest", **options)
@@ -938,14 +938,14 @@ def test_the_farthest_single_numbers_are_dropped():
 
 
 class Repeated(spaces.Space):
-    """Has the attributes of RLlib's class, whose elements are lists."""
+    """A space with the attributes of RLlib's class, whose elements are lists."""
 
     def __init__(self, child_space: spaces.Space, max_len: int) -> None:
         super().__init__()
         self.child_space, self.max_len = child_space, max_len
 
 
-def test_lists_of_rllib_are_known_by_their_attributes():
+def test_rllibs_lists_are_recognized_by_their_attributes():
     view = view_of(Repeated(box(2), 3))
     tokens = convert(view, [np.array([1, 2], np.float32)])
     assert tokens.padding.tolist() == [[False, True, True]]

@@ -6,10 +6,17 @@ from functools import partial
 import pytest
 
 from marl_pool import load_policy
+from marl_pool.config import describe
 from marl_pool.encoders import ENCODERS, TransformerEncoder
 from marl_pool.encoders.base import Encoder
 from marl_pool.options.names import resolve
-from marl_pool.pooling import POOLING, AdaPooling, MaxPooling, Pooling
+from marl_pool.pooling import (
+    POOLING,
+    AdaPooling,
+    MaxPooling,
+    Pooling,
+    make_pooling,
+)
 from marl_pool.utils.errors import InputError
 
 pytestmark = pytest.mark.fast
@@ -53,6 +60,22 @@ def test_python_reports_arguments_that_do_not_exist():
         AdaPooling(8, num_haeds=2)
     with pytest.raises(TypeError, match="positional"):
         AdaPooling(8, 2)
+
+
+class Passing(MaxPooling):
+    """Pass what it does not know to its base."""
+
+    def __init__(self, dim: int, *, power: float = 1.0, **common):
+        super().__init__(dim, **common)
+
+
+def test_an_option_that_no_base_takes_is_unknown(monkeypatch):
+    name = f"{__name__}:Passing"
+    with pytest.raises(InputError, match="'powr': choose from dim, power. Did you"):
+        make_pooling(name, dim=8, powr=2.0)
+    # A list names what the constructor names, not what it passes on.
+    monkeypatch.setattr(describe, "registry", lambda kind: {"passing": name})
+    assert "**" not in describe.commented_options("pooling", "passing")
 
 
 def test_signatures_stay():

@@ -1,9 +1,8 @@
-"""Registries: from a name to a class, and refusals that help."""
+"""Registries: from a name to a class, and helpful error messages."""
 
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -118,7 +117,7 @@ def test_half_a_path_is_an_unknown_name(name: str) -> None:
         ("collections:Contour", "collections has no 'Contour'"),
         ("collections:deque", "must be a subclass of builtins.dict, got <class"),
         ("collections:namedtuple", "must be a subclass of builtins.dict, got <func"),
-        (f"{__name__}:Lid", "is abstract: it does not write close, open$"),
+        (f"{__name__}:Lid", "is abstract: it does not implement close, open$"),
     ],
 )
 def test_a_path_that_leads_nowhere_says_why(name: str, message: str) -> None:
@@ -139,8 +138,8 @@ def test_a_path_that_leads_nowhere_says_why(name: str, message: str) -> None:
     ],
 )
 def test_a_module_that_raises_is_named_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
-) -> None:
+    tmp_path, monkeypatch, source, message
+):
     (tmp_path / "zz_raising.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError, match=message) as refusal:
@@ -149,7 +148,7 @@ def test_a_module_that_raises_is_named_with_its_line(
     assert "\n" not in str(refusal.value)
 
 
-def test_unknown_takes_names_that_are_no_text() -> None:
+def test_unknown_accepts_a_name_that_is_no_string() -> None:
     assert "unknown head 3: choose from a, b." in str(unknown("head", 3, "ba"))
 
 
@@ -186,26 +185,17 @@ def test_build_refuses_unknown_options_and_names_the_missing() -> None:
             "pooling.num_heads: expected an integer >= 1, got '4'",
         ),
         (
-            lambda: make_pooling("ada", dim=64, residual="x"),
-            "pooling.residual: expected true or false or null, got 'x'",
-        ),
-        (
             lambda: make_perturbation("jitter", severity=2),
             "perturbation.severity: expected a number in [0, 1], or two: "
             "[low, high], got 2",
         ),
-        *(
-            (
-                lambda domain=domain: make_batched_env(
-                    "mpev2_spread", 1, domain=domain
-                ),
-                f"env.domain: expected 0, 1 or 2, got {domain!r}",
-            )
-            for domain in (-1, 12, "1")
+        (
+            lambda: make_batched_env("mpev2_spread", 1, domain="1"),
+            "env.domain: expected 0, 1 or 2, got '1'",
         ),
     ],
 )
 def test_a_value_that_does_not_fit_its_annotation_is_refused(make, message) -> None:
     with pytest.raises(InputError) as refusal:
         make()
-    assert str(refusal.value).replace(", null", " or null") == message
+    assert str(refusal.value) == message

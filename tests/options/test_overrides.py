@@ -1,4 +1,4 @@
-"""Overrides: what is typed, what Python gives, and what is written."""
+"""Overrides: parsed from text, given as Python values, and written."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Perturbed actions: identity at 0, their own streams, and what each one promises."""
+"""Perturbed actions: identity at 0, random streams, and properties of each."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +15,7 @@ from helpers.perturbed import (
     ACTION_VARIANTS,
     bits,
     build,
+    in_the_loop,
     keys,
     make_tokens,
     same,
@@ -23,7 +24,6 @@ from helpers.perturbed import (
 )
 from marl_pool.api.perturb import perturb_env
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
@@ -53,7 +53,7 @@ def random_actions(
 def executed_actions(
     perturbation: Perturbation, actions: Tensor, space: Space, **options: Any
 ) -> Tensor:
-    """The actions of some steps as they are executed."""
+    """Return the executed actions of some steps."""
     return torch.stack([a for a, _ in states(perturbation, actions, space, **options)])
 
 
@@ -69,7 +69,7 @@ def states(
         yield action, state
 
 
-# All of them
+# Properties of all action perturbations
 
 
 @in_each_space
@@ -283,24 +283,12 @@ def test_several_steps_are_lost_in_a_row():
     assert 0.3 < lost.double().mean() < 0.7
 
 
-# In the loop
-
-
-def centroid(first_env: int = 0, num_envs: int = 3) -> BatchedEnv:
-    return make_batched_env(
-        "simple_centroid", num_envs, counts="2-3-4", max_steps=5, first_env=first_env
-    )
-
-
-def in_the_loop(name: str, severity: Any = 0.8, **options: Any) -> Rollout:
-    env = options.pop("env", None) or centroid()
-    policy = {"agent": RandomPolicy(env.groups["agent"].action_space)}
-    return Rollout(env, policy, perturbation=build(name, severity=severity, **options))
+# In rollouts
 
 
 @pytest.mark.parametrize("name", ["action_noise", "drop_actions"])
 def test_the_env_executes_it_and_the_trajectory_holds_what_was_chosen(name):
-    clean, noisy = in_the_loop(name, 0.0), in_the_loop(name)
+    clean, noisy = (in_the_loop(name, {}, severity) for severity in (0.0, 0.8))
     received: list[Tensor] = []
     step = noisy.env.step
     noisy.env.step = (  # type: ignore[method-assign]
@@ -312,26 +300,6 @@ def test_the_env_executes_it_and_the_trajectory_holds_what_was_chosen(name):
     assert not torch.equal(before.rewards, after.rewards)
     # The first observation follows no action.
     assert same(before.tokens.at(0), after.tokens.at(0))
-
-
-@every
-def test_a_rollout_continues_exactly_from_its_state(name, options):
-    first = in_the_loop(name, [0.2, 1.0], ramp=3, **options)
-    first.steps(7)
-    state = first.state_dict()
-    expected = first.steps(9)["agent"]
-    second = in_the_loop(name, [0.2, 1.0], ramp=3, **options)
-    second.load_state_dict(state)
-    assert torch.equal(second.steps(9)["agent"].rewards, expected.rewards)
-
-
-@every
-def test_an_env_of_a_batch_is_what_it_is_alone(name, options):
-    together = in_the_loop(name, **options).steps(12)["agent"].rewards
-    for number in range(3):
-        rollout = in_the_loop(name, env=centroid(number, 1), **options)
-        alone = rollout.steps(12)["agent"].rewards
-        assert torch.equal(alone[:, 0], together[:, number])
 
 
 def test_a_wrapped_env_executes_what_a_rollout_does():

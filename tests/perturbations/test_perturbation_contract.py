@@ -1,4 +1,4 @@
-"""The contract of perturbations: each of them × properties of all.
+"""The contract of perturbations: every perturbation × every shared property.
 
 What each one promises beside it is in the other files.
 """
@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from helpers.perturbed import (
     ACTION_VARIANTS,
     OBSERVED,
+    SEEN_IN_LOOPS,
     SPEC,
     VARIANTS,
     at_time,
@@ -65,7 +66,7 @@ def test_severity_0_is_the_identity_bit_for_bit(name, options, seed):
 
 
 @variants
-def test_it_leaves_the_envs_own_tensors_alone(name, options):
+def test_input_tokens_are_not_modified_in_place(name, options):
     tokens = make_tokens(0)
     before = tokens.map(torch.clone)
     play(build(name, severity=1.0, **options), tokens)
@@ -132,7 +133,7 @@ def test_a_restart_touches_the_envs_that_begin_anew(name, options):
 
 
 @variants
-def test_its_memory_can_be_taken_apart_by_rows(name, options):
+def test_state_can_be_indexed_by_rows(name, options):
     tokens, perturbation = make_tokens(0), build(name, severity=0.7, **options)
     state = perturbation.start(tokens, keys())
     rows = torch.tensor([2, 0])
@@ -145,8 +146,8 @@ def test_its_memory_can_be_taken_apart_by_rows(name, options):
 
 
 @variants
-def test_it_reaches_the_policy(name, options):
-    """Each changes a network's output, but the shuffle of an invariant one's."""
+def test_perturbations_change_network_outputs(name, options):
+    """Each changes an invariant network's output, except for a shuffle of tokens."""
     network = SetNetwork(
         SPEC,
         encoder={"name": "transformer"},
@@ -192,7 +193,7 @@ def test_each_env_sees_what_its_own_severity_does(name, options, seed):
 
 
 @variants
-def test_a_pair_keeps_the_number_of_tokens_fixed(name, options):
+def test_severity_range_keeps_the_number_of_tokens_fixed(name, options):
     tokens = make_tokens(0)
     counts = {
         output.num_tokens
@@ -240,7 +241,7 @@ def test_the_own_token_is_protected_or_not(name, options, seed, protect):
 
 @variants
 def test_what_lies_under_padding_is_never_seen(name, options):
-    """Tokens come and go, and where there is none, features are NaN."""
+    """Tokens come and go, and features of absent ones are NaN."""
     generator = torch.Generator().manual_seed(0)
     tokens = make_tokens(0)
     clean = tokens.features.nan_to_num()
@@ -256,8 +257,8 @@ def test_what_lies_under_padding_is_never_seen(name, options):
         tokens = Tokens(features, tokens.types, padding)
 
 
-@in_loops
-def test_the_policy_sees_it_and_the_env_does_not(name, options):
+@pytest.mark.parametrize(("name", "options"), SEEN_IN_LOOPS)
+def test_policy_sees_perturbed_tokens_and_env_state_is_clean(name, options):
     clean, perturbed = (in_the_loop(name, options, severity) for severity in (0, 0.9))
     before, after = (rollout.steps(5)["agent"] for rollout in (clean, perturbed))
     assert torch.equal(before.rewards, after.rewards)

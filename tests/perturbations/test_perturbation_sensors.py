@@ -1,4 +1,4 @@
-"""Sensors that freeze, drift, lag, double or mistake: what each one promises."""
+"""Sensor perturbations (freeze, calibration, delay, duplicate, confuse, images)."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_scale_leaves_what_reads_0():
 
 
 def test_errors_of_images_are_in_units_of_their_range():
-    for name, expected in (("bias", 25.5), ("scale", 12.9)):
+    for name, expected in (("bias", 25.5), ("jitter", 25.5), ("scale", 12.9)):
         (output,) = play(build(name, severity=0.1), images(), steps=1)
         assert output.features.dtype == torch.uint8
         errors = output.features.float() - 128
@@ -136,7 +136,7 @@ def test_a_frozen_reading_is_a_copy():
     assert torch.equal(output.features[frozen], tokens.features[frozen])
 
 
-def test_others_freeze_every_k_steps_with_a_new_reading():
+def test_frozen_sensors_are_redrawn_with_new_readings_every_k_steps():
     tokens = make_tokens(0)
     perturbation = build("freeze", severity=0.5, every=3)
     for time, (output, state) in enumerate(states(perturbation, tokens, 7, moves=True)):
@@ -149,7 +149,7 @@ def test_others_freeze_every_k_steps_with_a_new_reading():
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3, 4])
-def test_readings_are_so_many_steps_late(lag):
+def test_readings_are_delayed_by_severity_times_steps(lag):
     tokens = make_tokens(0)
     self_mask = tokens.types == SELF_TYPE
     perturbation = build("delay", severity=lag / 4, steps=4)
@@ -298,7 +298,7 @@ IMAGE = TokenSpec(12, 40, ("patch",), has_self=False, dtype="uint8")
         ),
     ],
 )
-def test_tokens_that_lack_what_is_asked_of_them(name, spec, options, message):
+def test_unfit_tokens_are_refused(name, spec, options, message):
     with pytest.raises(UnfitTokensError, match=message):
         make_perturbation(name, specs=[spec], **options)
 
@@ -315,7 +315,7 @@ def test_tokens_that_lack_what_is_asked_of_them(name, spec, options, message):
         ("bias scale jitter", {"features": [-1]}, r"features: .* >= 0.*got \[-1\]"),
     ],
 )
-def test_options_that_cannot_be_are_refused(names, options, message):
+def test_invalid_options_are_refused(names, options, message):
     for name in names.split():
         with pytest.raises(InputError, match=message):
             make_perturbation(name, specs=[SPEC], **options)

@@ -1,4 +1,4 @@
-"""What an agent selects from perturbed tokens is the entity that it perceives there."""
+"""Selecting a perturbed token selects the entity that the agent perceives there."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -158,7 +158,7 @@ def test_a_wrapped_view_executes_what_a_rollout_does(name: str) -> None:
         assert torch.equal(view.unwrapped.env.places, step.env.places)
 
 
-def test_own_turns_tell_where_tokens_come_from() -> None:
+def test_own_turns_pass_on_token_origins() -> None:
     env = make_forest(4)
     env.reset()
     tokens = env.observe()["agent"]

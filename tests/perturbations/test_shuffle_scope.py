@@ -36,7 +36,7 @@ SPEC = TokenSpec(PLACES, FRAMES * WIDTH, ("patch",), has_self=False, num_frames=
 
 
 def random_frames(seed: int, steps: int) -> Tensor:
-    """Frames ``(steps, envs, agents, places, width)`` of what happens to be seen."""
+    """Random frames ``(steps, envs, agents, places, width)``."""
     generator = torch.Generator().manual_seed(seed)
     shape = (steps, ENVS, AGENTS, PLACES, WIDTH)
     return torch.randn(shape, generator=generator)
@@ -70,7 +70,7 @@ def shuffle_pair(every: int | None, **options: Any) -> tuple[Shuffle, Shuffle]:
 
 
 def invariant_head() -> Pooling:
-    """A memoryless head that does not care for the order of its tokens."""
+    """A memoryless head that is invariant to the order of its tokens."""
     torch.manual_seed(0)
     return make_pooling("pma", dim=SPEC.num_features, num_heads=2).double()
 
@@ -159,50 +159,10 @@ def returns(env: BatchedEnv, **options: Any) -> Tensor:
     return rollout.episodes().returns["agent"]
 
 
-def test_in_a_rollout_it_counts_and_severity_0_does_not():
+def test_frame_shuffle_changes_returns_except_at_severity_0():
     clean = returns(balanced_cartpole())
     assert torch.equal(returns(balanced_cartpole(), every=2, severity=0.0), clean)
     assert not torch.equal(returns(balanced_cartpole(), every=2), clean)
-
-
-def test_an_env_sees_among_others_what_it_sees_alone():
-    together = returns(balanced_cartpole(4), every=2)
-    alone = torch.cat(
-        [
-            returns(
-                make_batched_env(
-                    "cartpole",
-                    num_envs=1,
-                    first_env=number,
-                    num_frames=3,
-                    start_speed=0.5,
-                    max_steps=12,
-                ),
-                every=2,
-            )
-            for number in range(4)
-        ]
-    )
-    torch.testing.assert_close(together, alone)
-
-
-def test_a_saved_rollout_goes_on_exactly():
-    def rollout() -> Rollout:
-        env = balanced_cartpole()
-        group = env.groups["agent"]
-        policy = FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
-        change = frame_by_frame(env, every=2)
-        return Rollout(env, {"agent": policy}, perturbation=change)
-
-    def features(going: Rollout, count: int) -> Tensor:
-        return going.steps(count)["agent"].tokens.features
-
-    whole, saved = rollout(), rollout()
-    expected = features(whole, 9)
-    features(saved, 4)
-    resumed = rollout()
-    resumed.load_state_dict(saved.state_dict())
-    assert torch.equal(features(resumed, 5), expected[4:])
 
 
 @pytest.mark.parametrize(
@@ -223,13 +183,6 @@ def test_envs_say_how_many_frames_a_token_stacks(name, options, frames):
     env = make_batched_env(name, num_envs=1, **options)
     (group,) = env.groups.values()
     assert group.tokens.num_frames == frames
-
-
-def test_frames_that_features_cannot_hold_are_refused():
-    with pytest.raises(InputError, match="num_frames: expected a divisor of num_feat"):
-        TokenSpec(2, 5, ("patch",), num_frames=2)
-    with pytest.raises(InputError, match="num_frames: expected at least 1, got 0"):
-        TokenSpec(2, 5, ("patch",), num_frames=0)
 
 
 def test_an_env_that_stacks_its_frames_is_seen_in_mixed_orders():
@@ -265,7 +218,7 @@ def test_an_env_that_stacks_its_frames_is_seen_in_mixed_orders():
         ({"scope": "patch"}, "expected token or frame", "got 'patch'"),
     ],
 )
-def test_a_scope_that_cannot_be_is_refused(options, expected, actual):
+def test_invalid_scopes_are_refused(options, expected, actual):
     spec = TokenSpec(5, 1, ("channel",), has_self=False)
     with pytest.raises(InputError) as caught:
         make_perturbation("shuffle", specs=[spec], **options)
@@ -342,5 +295,5 @@ def test_table_6_is_set_beside_frames_in_the_envs_that_stack_them():
         reshuffled = {name for name in table.rows if "every=" in name}
         assert reshuffled <= rows
         by_frame = {name for name in reshuffled if name.endswith("scope=frame")}
-        stacks = table.env in ("pong", "car_racing")
+        stacks = table.env["name"] in ("pong", "car_racing")
         assert by_frame == (reshuffled if stacks else set())

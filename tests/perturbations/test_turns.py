@@ -1,4 +1,4 @@
-"""In a turn-based environment a perturbation's memory is of an agent's own turns."""
+"""In turn-based environments a perturbation's memory covers an agent's own turns."""
 
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ class Together(BatchedEnv):
 
     state_names = ()
     stride = 1
-    """Steps from a turn of an agent to its next one."""
+    """Steps from one turn of an agent to its next."""
 
     def __init__(self, num_envs: int, **common: Any) -> None:
         super().__init__(num_envs, max_steps=TURNS * self.stride, **common)
@@ -76,7 +76,7 @@ class InTurn(Together):
 
 
 class Echo(Policy):
-    """Choose an action by what is perceived."""
+    """A policy whose actions depend on the perceived tokens."""
 
     noise_size: ClassVar[int] = 0
 
@@ -118,29 +118,29 @@ def play(
     rollout = Rollout(
         env, {"pair": Echo()}, perturbation=perturbation, sync_free=sync_free
     )
-    taken, step = [], env.step
-    env.step = lambda actions: (taken.append(actions["pair"]), step(actions))[1]  # type: ignore[method-assign]
+    executed, step = [], env.step
+    env.step = lambda actions: (executed.append(actions["pair"]), step(actions))[1]  # type: ignore[method-assign]
     trajectory = rollout.steps(3 * env.max_steps)["pair"]
-    return trajectory.tokens, trajectory.actions, torch.stack(taken)
+    return trajectory.tokens, trajectory.actions, torch.stack(executed)
 
 
 @pytest.mark.parametrize("sync_free", [False, True])
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
-def test_the_turns_of_others_leave_no_trace(name, options, sync_free):
+def test_other_agents_turns_do_not_affect_the_perturbation(name, options, sync_free):
     perturbation = build(name, options)
     expected = play(Together(NUM_ENVS, seed=5), perturbation, False)
-    found = play(InTurn(NUM_ENVS, seed=5), perturbation, sync_free)
+    results = play(InTurn(NUM_ENVS, seed=5), perturbation, sync_free)
     for agent in range(AGENTS):
-        for whole, by_turns in zip(expected, found, strict=True):
+        for whole, by_turns in zip(expected, results, strict=True):
             parts = whole.parts if isinstance(whole, Tokens) else (whole,)
             turns = by_turns.parts if isinstance(by_turns, Tokens) else (by_turns,)
-            for part, own in zip(parts, turns, strict=True):
-                assert part[:, :, agent].equal(own[agent::AGENTS, :, agent])
+            for part, turn in zip(parts, turns, strict=True):
+                assert part[:, :, agent].equal(turn[agent::AGENTS, :, agent])
 
 
 @pytest.mark.parametrize("name", ["delay", "freeze", "shuffle", "drop_actions"])
-def test_the_case_can_fail(name):
-    """Otherwise the perturbations above would not change anything."""
+def test_perturbations_do_change_the_rollout(name):
+    """Otherwise the tests above would hold trivially."""
     perturbation = build(name, {"severity": 0.6})
     plain = play(Together(NUM_ENVS, seed=5), build("jitter", {"severity": 0.0}), False)
     changed = play(Together(NUM_ENVS, seed=5), perturbation, False)
@@ -151,14 +151,14 @@ def test_the_case_can_fail(name):
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_a_rollout_goes_on_from_its_state(name, options):
     perturbation = build(name, options)
-    first, other = (
-        Rollout(InTurn(2, seed=s), {"pair": Echo()}, perturbation=perturbation)
-        for s in (5, 5)
+    original, resumed = (
+        Rollout(InTurn(2, seed=5), {"pair": Echo()}, perturbation=perturbation)
+        for _ in range(2)
     )
-    first.steps(2 * TURNS + 3)
-    other.load_state_dict(first.state_dict())
-    one, two = (rollout.steps(9)["pair"].tokens for rollout in (first, other))
-    assert all(map(torch.equal, one.parts, two.parts))
+    original.steps(2 * TURNS + 3)
+    resumed.load_state_dict(original.state_dict())
+    expected, actual = (run.steps(9)["pair"].tokens for run in (original, resumed))
+    assert all(map(torch.equal, expected.parts, actual.parts))
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)

@@ -48,7 +48,7 @@ def test_what_the_page_cannot_compute_is_refused(target, message, tmp_path):
     assert not path.exists()
 
 
-def test_an_existing_file_stays(tmp_path):
+def test_an_export_does_not_replace_a_file(tmp_path):
     path = tmp_path / "demo.html"
     path.write_text("mine")
     with pytest.raises(InputError, match=r"--export: expected a new file.*demo\.html"):

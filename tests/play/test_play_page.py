@@ -38,7 +38,7 @@ def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
         wait_for(page, f"{LANE}.episode.steps > {step_count} + 5")
         order = page.evaluate(f"{LANE}.episode.tokens.entity")
         assert order != sorted(order)
-        # In one expression, since the next frame may come after it.
+        # In one expression, since the next frame may arrive in between.
         action, twin_action = page.evaluate(
             f"[{LANE}.episode.action, {LANE}.twin.action]"
         )
@@ -69,17 +69,17 @@ def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
         x, y, _ = page.evaluate("view.lanes[0].tools.episode.centre(3)")
         page.click(".episode canvas >> nth=0", position={"x": x, "y": y})
         wait_for(page, "view.frame.chosen.hidden.length === 1")
-        # A copy stands where its original does, so a number tells of it.
+        # A copy is drawn over its original, so a number shows it.
         tokens = "{entity: [0, 1, 1, 2, 2, -1, -1], padding: [0, 0, 0, 0, 1, 0, 0]}"
         assert page.evaluate(f"repeats({tokens})") == [[1, 2]]
         assert "perceived twice" in page.inner_text("#legend")
         assert "type as perceived" in page.inner_text("#legend")
-        # A small difference is not told as none.
+        # A small difference is not shown as zero.
         off = page.evaluate("changeOf({action: [0.5], executed: [0.501]})")
         assert off == "action off by 0.0010"
         # Each policy alone, then both; a hidden one plays on.
         headings = ".lane:visible h2"
-        ada, long_title = titles = ["ada · Ada", f"{LONG} · Max"]
+        ada, long_title = titles = ["ada · ada", f"{LONG} · max"]
         for expected in ([ada], [long_title], titles):
             page.keyboard.press("v")
             assert page.locator(headings).all_inner_texts() == expected
@@ -91,7 +91,7 @@ def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
         step_count = page.evaluate(f"{LANE}.episode.steps")
         page.keyboard.press(".")
         wait_for(page, f"view.lanes[0].returns.at(-1)[0] === {step_count} + 1")
-        # The keyboard's hand acts in the policy that is seen.
+        # Keyboard actions go to the visible policy.
         x, y = page.evaluate("view.lanes[1].tools.episode.at(view.chosen).slice(0, 2)")
         page.keyboard.press("ArrowRight")
         place = f"{LANE}.episode.scene.state[view.chosen]"
@@ -99,7 +99,7 @@ def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
         assert page.evaluate(f"{place}[1]") == pytest.approx(y, abs=1e-3)
         page.click("#policies button >> nth=0")
         assert page.locator(headings).all_inner_texts() == titles
-        # Nothing is wider than a window, down to a telephone's.
+        # Nothing is wider than the window, even on a phone.
         for width in (800, 420):
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -141,7 +141,7 @@ def test_the_export_computes_what_torch_does_without_a_network(env, tmp_path):
 
 
 def test_the_documentation_shows_attention_that_stays_on_the_signal():
-    # README says so of AdaPool.
+    # README states this of AdaPool.
     with browser_page(offline=True) as page:
         page.goto(file_url(ROOT / "docs" / "demo" / "simple_centroid.html"))
         wait_for(page, f"!!view.frame && {LANE}.episode.steps > 3")
@@ -149,14 +149,14 @@ def test_the_documentation_shows_attention_that_stays_on_the_signal():
         share = page.locator(".gauge >> nth=1").inner_text()
         assert "attention on signal" in share
         assert int(re.search(r"(\d+) ?%", share)[1]) > 90
-        # On a telephone Shuffle is in view.
+        # On a phone Shuffle is in view.
         page.set_viewport_size({"width": 390, "height": 800})
         box = page.locator("#shuffle").bounding_box()
         assert box["y"] + box["height"] <= 800
 
 
 def perturb_actions(page):
-    """Lose and disturb the actions of an exported page."""
+    """Drop actions of an exported page, and add noise to them."""
     run, steps = "window.engine.state.lanes[0].episode", f"{LANE}.episode.steps"
     page.click("#pause")
     wait_for(page, "view.frame.paused")
@@ -192,7 +192,7 @@ def test_a_signal_ends_the_command_cleanly(tmp_path, name, status):
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        # A shell starts tests in the background deaf to Ctrl-C.
+        # Tests that a shell starts in the background ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     with process:

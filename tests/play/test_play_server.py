@@ -14,7 +14,6 @@ from websockets.sync.client import connect
 
 from helpers.played import served, token_target
 from helpers.tables import yaml_cases
-from marl_pool.cli.main import main
 from marl_pool.play.messages import MAX_BYTES
 from marl_pool.play.server import MESSAGES, LiveServer, play
 from marl_pool.play.session import Session
@@ -196,20 +195,15 @@ def test_a_port_that_is_taken_is_named():
 
 
 @yaml_cases("arguments, message")
-def test_bad_input_is_one_line(arguments, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["play", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert re.search(message, error)
-    assert not list(tmp_path.iterdir())
+def test_bad_input_is_one_line(arguments, message, refused, elsewhere):
+    assert re.search(message, refused("play", *arguments))
+    assert not list(elsewhere.iterdir())
 
 
-def test_a_missing_extra_is_named(monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.startswith("marl_pool.play")]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in [name for name in sys.modules if name.startswith("websockets")]:
-        monkeypatch.delitem(sys.modules, name)
+def test_a_missing_extra_is_named(monkeypatch, refused):
+    for name in list(sys.modules):
+        if name.startswith(("marl_pool.play", "websockets")):
+            monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "websockets", None)
-    assert main(["play", "pretrained=cartpole_feed_forward"]) == 2
-    assert 'pip install "marl-pool[play]"' in capsys.readouterr().err
+    message = refused("play", "pretrained=cartpole_feed_forward")
+    assert 'pip install "marl-pool[play]"' in message

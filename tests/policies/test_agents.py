@@ -21,6 +21,7 @@ FRAMES = {"name": "attention_neuron", "memory": "none", "key_units": 4}
 
 
 def env(count: int = 6, **options) -> CartPole:
+    options = {"max_steps": 100, **options}  # most episodes end sooner, some do not
     cartpole = make_batched_env("cartpole", num_envs=count, **options)
     assert isinstance(cartpole, CartPole)
     return cartpole
@@ -40,6 +41,12 @@ def agents() -> dict[str, Agent]:
 
 
 NAMES = sorted(agents())
+
+
+def readings() -> Tokens:
+    """Sample three readings of five channels."""
+    types = torch.zeros(3, 1, 5, dtype=torch.int64)
+    return Tokens(torch.randn(3, 1, 5, 1), types, types.bool())
 
 
 def vectors(agent: Agent, count: int, seed: int = 0) -> torch.Tensor:
@@ -75,7 +82,7 @@ def test_a_population_acts_as_its_members_one_by_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_population_acts_the_same_where_values_may_not_be_read(name: str) -> None:
+def test_a_population_acts_the_same_when_sync_free(name: str) -> None:
     agent = agents()[name].double()
     records = []
     for sync_free in (False, True):
@@ -90,7 +97,7 @@ def test_a_population_acts_the_same_where_values_may_not_be_read(name: str) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_fast_way_for_members_is_the_generic_one(name: str) -> None:
+def test_fast_and_generic_members_give_the_same(name: str) -> None:
     agent = agents()[name].double()
     population = Population(agent, vectors(agent, 3))
     parameters = population._named_parameters(torch.arange(3))
@@ -106,7 +113,7 @@ def test_the_fast_way_for_members_is_the_generic_one(name: str) -> None:
     torch.testing.assert_close(fast, slow)
 
 
-def test_ended_envs_may_idle_and_nothing_changes() -> None:
+def test_idling_of_ended_envs_changes_no_episode() -> None:
     agent = agents()["sensory"].double()
     population = Population(agent, vectors(agent, 4))
     reference, *idling = (
@@ -120,7 +127,7 @@ def test_ended_envs_may_idle_and_nothing_changes() -> None:
         assert reference.lengths.equal(episodes.lengths)
 
 
-def test_only_envs_that_run_on_may_idle() -> None:
+def test_only_envs_that_step_past_their_end_may_idle() -> None:
     toy = make_batched_env("simple_centroid", num_envs=2)
     agent = FeedForward(toy.groups["agent"].tokens, toy.groups["agent"].action_space)
     rollout = Rollout(toy, {"agent": agent})
@@ -146,7 +153,7 @@ def test_vectors_of_another_length_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_vector_goes_in_and_comes_out(name: str) -> None:
+def test_to_vector_returns_the_loaded_vector(name: str) -> None:
     agent = agents()[name]
     vector = vectors(agent, 1)[0]
     load_vector(agent, vector)
@@ -183,21 +190,12 @@ def test_an_agent_is_saved_and_loaded(name: str, tmp_path) -> None:
     save_policy(agent, tmp_path)
     loaded = load_policy(tmp_path)
     assert type(loaded) is type(agent)
-    tokens = Tokens(
-        torch.randn(3, 1, 5, 1),
-        torch.zeros(3, 1, 5, dtype=torch.int64),
-        torch.zeros(3, 1, 5, dtype=torch.bool),
-    )
+    tokens = readings()
     assert loaded.act(tokens).action.equal(agent.act(tokens).action)
 
 
 def test_order_and_number_of_channels_matter_to_the_baseline_alone() -> None:
-    policies = agents()
-    tokens = Tokens(
-        torch.randn(3, 1, 5, 1),
-        torch.zeros(3, 1, 5, dtype=torch.int64),
-        torch.zeros(3, 1, 5, dtype=torch.bool),
-    )
+    policies, tokens = agents(), readings()
     turned = tokens.map(lambda part: part.flip(2))
     double = tokens.map(lambda part: torch.cat([part, part], dim=2))
     for name in ("sensory", "sensory_deep"):
@@ -210,7 +208,7 @@ def test_order_and_number_of_channels_matter_to_the_baseline_alone() -> None:
         baseline.act(double)
 
 
-def test_a_choice_is_drawn_only_where_the_agent_explores() -> None:
+def test_choices_are_sampled_only_when_exploring() -> None:
     toy = make_batched_env("boxworld", num_envs=64)
     group = toy.groups["agent"]
     agent = FeedForward(group.tokens, group.action_space, seed=0)

@@ -1,4 +1,4 @@
-"""AttentionNeuron, and policies that remember, from one step to a training sequence."""
+"""AttentionNeuron and recurrent policies, from one step to training sequences."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def make(**options: Any) -> AttentionNeuronPooling:
 
 
 def inputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Vectors, padding and actions of T sets."""
+    """Sample vectors, padding and actions of T steps."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(B, T, N, D, generator=generator, dtype=torch.float64)
     padding = torch.rand(B, T, N, generator=generator) < 0.3
@@ -53,7 +53,7 @@ def inputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return x, padding, actions
 
 
-def test_the_table_is_the_published_one() -> None:
+def test_the_table_of_sinusoids_is_the_published_one() -> None:
     # angle = row / 10000^(2 (column // 2) / width), sine first.
     table = sinusoids(3, 4)
     expected = [
@@ -109,7 +109,7 @@ def test_the_codes_are_the_published_layers(
     torch.testing.assert_close(output[0], golden[code_key].double(), rtol=0, atol=atol)
 
 
-def test_the_lstm_is_torchs_own() -> None:
+def test_the_memory_is_torchs_lstm() -> None:
     head = make(squash=False)
     assert isinstance(head.cell, nn.LSTMCell)
     x, _, actions = inputs()
@@ -188,14 +188,14 @@ def test_the_previous_action_matters(options: Any) -> None:
     assert not torch.isclose(codes, negated).all(-1).any()
 
 
-def test_differences_of_frames_are_the_key() -> None:
+def test_keys_depend_on_differences_of_frames_only() -> None:
     torch.manual_seed(0)
     head = AttentionNeuronPooling(6, frames=3, memory="none").double()
     x = torch.randn(B, 1, N, 6, dtype=torch.float64)
     keys, _ = head._keys(
         head.fold(), x, None, torch.zeros(B, 1, 0, dtype=torch.float64), ()
     )
-    # A constant added to all frames of a token is in no difference.
+    # A constant added to all frames of a token changes no difference.
     shifted_keys, _ = head._keys(
         head.fold(),
         x + torch.randn(B, 1, N, 1, dtype=torch.float64).expand_as(x),
@@ -231,7 +231,7 @@ def test_gradcheck_through_time() -> None:
         ({"memory": "gru"}, "pooling.memory: expected lstm or none, got 'gru'"),
         ({"activation": "relu"}, "pooling.activation: expected tanh or softmax"),
         ({"frames": 3, "memory": "none"}, "expected a divisor of the width 2, got 3"),
-        ({"frames": 2}, "pooling.frames: an LSTM reads one frame after the other"),
+        ({"frames": 2}, "pooling.frames: an LSTM reads one frame at a time"),
         ({"key_units": 0}, "pooling.key_units: expected at least 1 for an LSTM, got 0"),
     ],
 )
@@ -246,9 +246,8 @@ HEADS: list[dict[str, Any]] = [
     {"name": "attention_neuron", "num_codes": 4},
     {"name": "attention_neuron", "num_codes": 4, "memory": "none"},
 ]
-TRUNKS = ["shared", "separate"]
-each_policy = pytest.mark.parametrize("trunk", TRUNKS)
-each_head = pytest.mark.parametrize("head", HEADS, ids=["lstm", "none"])
+both_trunks = pytest.mark.parametrize("trunk", ["shared", "separate"])
+both_heads = pytest.mark.parametrize("head", HEADS, ids=["lstm", "none"])
 
 
 def policies(head: dict[str, Any], trunk: str) -> dict[str, TokenPolicy]:
@@ -267,12 +266,12 @@ def policies(head: dict[str, Any], trunk: str) -> dict[str, TokenPolicy]:
     }
 
 
-@each_head
-@each_policy
-def test_a_training_pass_repeats_what_the_rollout_decided(
+@both_heads
+@both_trunks
+def test_a_training_pass_reproduces_the_outputs_of_the_rollout(
     head: dict[str, Any], trunk: str
 ) -> None:
-    """Over episodes' ends, fragments' ends and cuts in the middle of both."""
+    """Across ends of episodes, ends of fragments, and cuts within both."""
     env = FoxAndHens(5, seed=3)
     rollout = Rollout(env, policies(head, trunk), explore=True)
     rollout.steps(7)  # the next fragment begins in mid-episode
@@ -317,7 +316,7 @@ def module_of(policy: TokenPolicy) -> TokenRLModule:
     return module.eval()
 
 
-def test_the_state_begins_anew_with_the_episode_and_only_there() -> None:
+def test_the_state_is_reset_only_when_an_episode_starts() -> None:
     env = FoxAndHens(6, seed=1)
     rollout = Rollout(env, policies(HEADS[0], "shared"), explore=True)
     before = rollout.steps(9)["hen"]
@@ -334,7 +333,7 @@ def test_the_state_begins_anew_with_the_episode_and_only_there() -> None:
         ended = part.terminated[t] | part.truncated[t]
 
 
-def test_a_recurrent_state_is_saved_and_goes_on_exactly() -> None:
+def test_a_loaded_recurrent_state_continues_exactly() -> None:
     kinds = policies(HEADS[0], "separate")
     original = Rollout(FoxAndHens(3, seed=5), kinds, explore=True)
     original.steps(5)
@@ -345,8 +344,8 @@ def test_a_recurrent_state_is_saved_and_goes_on_exactly() -> None:
     assert torch.equal(resumed.steps(9)["fox"].logits, expected.logits)
 
 
-@each_head
-def test_actions_are_remembered_as_vectors(head: dict[str, Any]) -> None:
+@both_heads
+def test_the_state_holds_actions_as_vectors(head: dict[str, Any]) -> None:
     kinds = policies(head, "shared")
     env = FoxAndHens(2)
     rollout = Rollout(env, kinds, explore=True)

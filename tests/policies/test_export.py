@@ -1,4 +1,4 @@
-"""Exported policies act as the policies themselves, or say why there are none."""
+"""Exported policies act like the originals, or the export is refused."""
 
 import resource
 
@@ -85,14 +85,14 @@ def test_axes_of_onnx_have_names(tmp_path, pooling, masked, axes):
     assert action.shape[0] == "batch"
 
 
-def test_a_place_that_is_no_folder_is_one_line(tmp_path):
+def test_a_parent_that_is_no_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"new\.onnx cannot be written: Not a dir"):
         export_policy(policy("max"), tmp_path / "file" / "new.onnx", "onnx")
 
 
-def test_a_full_disk_ends_no_process(tmp_path):
-    # Stands for a disk with a block left; torch's writer would abort.
+def test_a_full_disk_is_an_error(tmp_path):
+    # Emulates a disk with one block left, on which torch's writer would abort.
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:

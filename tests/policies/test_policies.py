@@ -1,4 +1,4 @@
-"""Policies: their distributions, their noise, and one call for every caller."""
+"""Policies: action distributions, noise and decisions."""
 
 from typing import Any
 
@@ -190,7 +190,7 @@ def test_shapes(space: spaces.Space, batch: tuple[int, ...]) -> None:
 
 
 @both_spaces
-def test_every_row_is_decided_by_itself(space: spaces.Space) -> None:
+def test_rows_do_not_affect_each_other(space: spaces.Space) -> None:
     policy = make(space)
     tokens = random_tokens(0, (3, 2))
     whole = policy.act(tokens)
@@ -211,7 +211,7 @@ def test_without_exploring_the_mode_is_taken(space: spaces.Space) -> None:
 
 
 @both_spaces
-def test_decisions_are_of_the_distribution_they_tell(space: spaces.Space) -> None:
+def test_decisions_follow_from_their_logits(space: spaces.Space) -> None:
     policy = make(space)
     tokens = random_tokens(0, (3, 2))
     noise = stream(policy, 3, 2).next().view(3, 2, -1)
@@ -266,7 +266,7 @@ def test_the_log_std_is_clamped_and_the_mean_is_not() -> None:
         torch.testing.assert_close(logits, torch.tensor(expected).expand(3, 2, 6))
 
 
-def test_the_log_std_depends_on_what_is_seen() -> None:
+def test_the_log_std_depends_on_the_observation() -> None:
     policy = make(BOX, log_std_range=(-50.0, 50.0))
     log_std = policy.act(random_tokens(0, (8,))).logits[:, 3:]
     assert (log_std.std(0) > 0.01).all()
@@ -289,7 +289,7 @@ def test_scale_maps_the_unit_interval_to_the_bounds() -> None:
     assert make(CHOICE).scale(choice) is choice
 
 
-def test_all_parts_begin_with_the_same_standard_deviation() -> None:
+def test_all_parts_are_initialized_with_the_same_standard_deviation() -> None:
     policy = make(BOX, trunk="separate", init_std=1e-3, head_hidden=(64, 64))
     for name, parameter in policy.named_parameters():
         if "norm" not in name and not name.endswith("bias"):

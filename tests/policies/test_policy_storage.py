@@ -29,13 +29,13 @@ from marl_pool.policies.storage import (
     CONFIG,
     FORMAT,
     WEIGHTS,
+    load_env_config,
     load_policies,
     load_policy,
     save_policies,
     save_policy,
 )
 from marl_pool.policies.token_policy import TokenPolicy
-from marl_pool.pooling import pooling_names
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.pooling.base import Pooling
 from marl_pool.pretrained import pretrained_names, pretrained_path
@@ -69,7 +69,7 @@ def same_decisions(first: Any, second: Any) -> bool:
 
 
 def refusal_of(folder: Path, **options: Any) -> str:
-    """The one-line refusal of what is in ``folder``."""
+    """Return the one-line error of loading from ``folder``."""
     with pytest.raises(InputError) as refusal:
         load_policy(folder, **options)
     message = str(refusal.value)
@@ -131,13 +131,13 @@ def test_a_loaded_policy_acts_identically(
         {"activation": "relu", "head_hidden": (), "input_activation": "relu"},
     ],
 )
-def test_every_option_comes_back(options: dict[str, Any], tmp_path: Path) -> None:
+def test_every_option_is_restored(options: dict[str, Any], tmp_path: Path) -> None:
     policy = make(**options)
     save_policy(policy, tmp_path)
     assert same_decisions(load_policy(tmp_path), policy)
 
 
-def test_images_and_sets_without_self_come_back(tmp_path: Path) -> None:
+def test_specs_of_images_and_of_sets_without_self_are_restored(tmp_path: Path) -> None:
     spec = TokenSpec(5, 3, ("patch",), has_self=False, dtype="uint8")
     policy = make_policy(spec, CHOICE, encoder=SMALL)
     save_policy(policy, tmp_path)
@@ -181,7 +181,7 @@ def test_any_flipped_bit_is_found(
     assert str(folder) in refusal_of(folder)
 
 
-def test_a_changed_policy_is_read_once_its_manifest_is_gone(tmp_path: Path) -> None:
+def test_a_changed_policy_is_loaded_without_its_manifest(tmp_path: Path) -> None:
     folder = tmp_path / "policy"
     save_policy(make(), folder)
     text = (folder / CONFIG).read_text()
@@ -194,13 +194,15 @@ def test_a_changed_policy_is_read_once_its_manifest_is_gone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", pretrained_names())
-def test_shipped_policies_are_as_they_were_written(name: str) -> None:
+def test_shipped_policies_match_their_manifests(name: str) -> None:
     path = pretrained_path(name)
     assert (path / MANIFEST).is_file()
     assert problem_of(path) == ""
+    assert load_policies(f"pretrained={name}").keys() == load_policies(path).keys()
+    assert load_env_config(f"pretrained={name}") == load_env_config(path)
 
 
-def test_saving_replaces_what_was_there(folder: Path) -> None:
+def test_saving_replaces_an_earlier_policy(folder: Path) -> None:
     policy = make(CHOICE, pooling="max")
     save_policy(policy, folder)
     assert same_decisions(load_policy(folder), policy)
@@ -226,7 +228,7 @@ def test_one_module_for_all_groups_is_one_policy(tmp_path: Path) -> None:
     assert set(load_policies(tmp_path)) == {"a", "b"}
 
 
-def test_module_names_may_begin_alike(tmp_path: Path) -> None:
+def test_module_names_may_share_a_prefix(tmp_path: Path) -> None:
     modules = {"team": make(seed=1), "team/a": make(seed=2), "team/z": make(seed=3)}
     save_policies(modules, {name: name for name in modules}, tmp_path)
     loaded = load_policies(tmp_path)
@@ -252,7 +254,7 @@ def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
     refusal_of(folder)
 
 
-def test_a_file_where_a_folder_should_be(folder: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(folder: Path) -> None:
     refusal_of(folder / CONFIG)
 
 
@@ -419,7 +421,7 @@ def test_a_class_that_the_caller_does_not_allow_is_not_imported(
 
 
 @pytest.mark.parametrize("name", ["max2", "", "a.b", "a:b:c", 3, None, ["ada"], {}])
-def test_what_is_no_name_is_refused(name: Any, folder: Path) -> None:
+def test_invalid_names_are_refused(name: Any, folder: Path) -> None:
     for part in ("pooling", "encoder"):
         changed = {"name": name}
         edit(folder, lambda c, p=part, v=changed: c["modules"]["policy"].update({p: v}))
@@ -452,12 +454,6 @@ def test_an_allowed_name_must_still_be_a_head(folder: Path) -> None:
         load_policy(folder, plugins=["os:system"])
 
 
-@pytest.mark.parametrize("name", pooling_names())
-def test_registered_heads_need_no_leave(name: str, tmp_path: Path) -> None:
-    save_policy(make(pooling=name), tmp_path)
-    load_policy(tmp_path)
-
-
 class TiedHead(Pooling):
     """A head whose second layer has the weights of the first."""
 
@@ -471,10 +467,41 @@ class TiedHead(Pooling):
         return self.up(self.down(x).tanh()).sum(1)
 
 
-class LazyHead(TiedHead):
-    def __init__(self, dim: int) -> None:
+class FaultyHead(TiedHead):
+    """A head with the fault that its option names."""
+
+    def __init__(self, dim: int, *, fault: str) -> None:
         super().__init__(dim)
-        self.up = nn.LazyLinear(dim)
+        self.fault = fault
+        match fault:
+            case "lazy":
+                self.up = nn.LazyLinear(dim)
+            case "meta":
+                self.more = nn.Parameter(torch.ones(dim, device="meta"))
+            case "sparse":
+                self.more = nn.Parameter(torch.eye(dim).to_sparse())
+            case "expanded":
+                self.more = nn.Parameter(torch.ones(1).expand(dim))
+            case "path":
+                self.parts = nn.ParameterDict({"a/b": torch.ones(dim)})
+            case "growing":
+                self.register_buffer("means", torch.zeros(0))
+            case "half":
+                self.down.half()
+
+    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
+        match self.fault:
+            case "late":
+                self.late = nn.Linear(x.shape[-1], x.shape[-1])
+            case "growing":
+                self.means = torch.cat([self.means, x.mean().detach()[None]])
+            case "failing":
+                raise KeyError("no such\ntoken")
+            case "rounded":
+                return x.sum(1).half()
+            case "flat":
+                return self.up(x)
+        return super().forward(x)
 
 
 class CountingHead(TiedHead):
@@ -483,74 +510,6 @@ class CountingHead(TiedHead):
 
     def set_extra_state(self, state: Any) -> None:
         pass
-
-
-class StateHead(TiedHead):
-    """A head with one more entry in its state."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-        self.register_parameter("more", self.make(dim))
-
-    def make(self, dim: int) -> Any:
-        return None
-
-
-class MetaHead(StateHead):
-    def make(self, dim: int) -> Any:
-        return nn.Parameter(torch.ones(dim, device="meta"))
-
-
-class SparseHead(StateHead):
-    def make(self, dim: int) -> Any:
-        return nn.Parameter(torch.eye(dim).to_sparse())
-
-
-class ExpandedHead(StateHead):
-    def make(self, dim: int) -> Any:
-        return nn.Parameter(torch.ones(1).expand(dim))
-
-
-class PathHead(StateHead):
-    def make(self, dim: int) -> Any:
-        self.parts = nn.ParameterDict({"a/b": torch.ones(dim)})
-
-
-class LateHead(TiedHead):
-    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
-        self.late = nn.Linear(x.shape[-1], x.shape[-1])
-        return self.late(x).sum(1)
-
-
-class GrowingHead(TiedHead):
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-        self.register_buffer("means", torch.zeros(0))
-
-    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
-        self.means = torch.cat([self.means, x.mean().detach()[None]])
-        return x.sum(1)
-
-
-class HalfHead(TiedHead):
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-        self.down.half()
-
-
-class FailingHead(TiedHead):
-    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
-        raise KeyError("no such\ntoken")
-
-
-class RoundedHead(TiedHead):
-    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
-        return x.sum(1).half()
-
-
-class FlatHead(TiedHead):
-    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
-        return self.up(x)
 
 
 class RandomHead(TiedHead):
@@ -566,10 +525,10 @@ class RandomHead(TiedHead):
         return self.down(x + 0 * torch.rand(())).sum(1)
 
 
-def head_policy(head: type[Pooling]) -> TokenPolicy:
-    name = f"{__name__}:{head.__name__}"
-    parts: Any = {"encoder": {"name": "identity"}, "pooling": {"name": name}}
-    return TokenPolicy(SPEC, spaces.Discrete(3), **parts)
+def head_policy(head: type[Pooling], **options: Any) -> TokenPolicy:
+    pooling = {"name": f"{__name__}:{head.__name__}", **options}
+    encoder = {"name": "identity"}
+    return TokenPolicy(SPEC, spaces.Discrete(3), encoder=encoder, pooling=pooling)
 
 
 def test_tied_weights_are_saved_and_tied_again(tmp_path: Path) -> None:
@@ -583,28 +542,24 @@ def test_tied_weights_are_saved_and_tied_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "message"),
+    ("fault", "message"),
     [
-        (LazyHead, "expected parameters that have a shape, got 'up.weight' of a lazy"),
-        (CountingHead, "expected a state of tensors, got '_extra_state', dict"),
-        (MetaHead, "expected dense tensors with numbers, got 'more', meta"),
-        (
-            SparseHead,
-            "expected dense tensors with numbers, got 'more', torch.spa",
-        ),
-        (ExpandedHead, "memory for each number, got 'more', an expanded one"),
-        (PathHead, "expected names of parameters without /, got 'parts.a/b'"),
-        (LateHead, "same tensors and shapes before .* got another 'pooling.late.bias'"),
-        (GrowingHead, "same tensors and shapes before .* got another 'pooling.means'"),
-        (HalfHead, r"pool 2 sets of zeros, got RuntimeError: .*test_policy_sto.*:\d+"),
-        (FailingHead, "pool 2 sets of zeros, got KeyError: 'no such.*py:\\d+\\)$"),
-        (RoundedHead, "RoundedHead': expected a result of torch.float32, got torch.fl"),
-        (FlatHead, r"FlatHead: expected a result of shape \(B, \d+\), got \(2, "),
+        ("lazy", "expected parameters that have a shape, got 'up.weight' of a lazy"),
+        ("meta", "expected dense tensors with numbers, got 'more', meta"),
+        ("sparse", "expected dense tensors with numbers, got 'more', torch.spa"),
+        ("expanded", "memory for each number, got 'more', an expanded one"),
+        ("path", "expected names of parameters without /, got 'parts.a/b'"),
+        ("late", "same tensors and shapes before .* got another 'pooling.late.bias'"),
+        ("growing", "same tensors and shapes before .* got another 'pooling.means'"),
+        ("half", r"pool 2 sets of zeros, got RuntimeError: .*test_policy_sto.*:\d+"),
+        ("failing", "pool 2 sets of zeros, got KeyError: 'no such.*py:\\d+\\)$"),
+        ("rounded", "FaultyHead': expected a result of torch.float32, got torch.fl"),
+        ("flat", r"FaultyHead: expected a result of shape \(B, \d+\), got \(2, "),
     ],
 )
-def test_a_head_that_cannot_be_saved_is_refused_at_once(head, message) -> None:
+def test_a_head_that_cannot_be_saved_is_refused_at_once(fault, message) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        head_policy(head)
+        head_policy(FaultyHead, fault=fault)
     assert "\n" not in str(caught.value)
 
 
@@ -613,9 +568,16 @@ class MemoryHead(AttentionNeuronPooling):
         raise KeyError("no memory")
 
 
-def test_a_head_with_a_memory_is_tried_too() -> None:
-    with pytest.raises(InputError, match="pool 2 sets of zeros, got KeyError: 'no mem"):
-        head_policy(MemoryHead)
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (CountingHead, "expected a state of tensors, got '_extra_state', dict"),
+        (MemoryHead, "pool 2 sets of zeros, got KeyError: 'no memory"),
+    ],
+)
+def test_heads_with_another_state_or_a_faulty_memory_are_refused(head, message) -> None:
+    with pytest.raises(InputError, match=message):
+        head_policy(head)
 
 
 class PathAgent(FeedForward):
@@ -665,7 +627,7 @@ def test_an_agent_that_cannot_be_saved_is_refused_at_once(
     assert line.endswith(f"policy {name!r}: expected {message}")
 
 
-def test_trying_a_head_leaves_it_and_random_numbers_as_they_were(
+def test_checking_a_head_changes_neither_it_nor_the_random_state(
     tmp_path: Path,
 ) -> None:
     torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""The policy network beside the AdaPool paper's, with equal weights.
+"""The policy network against the AdaPool paper's, with equal weights.
 
 ``golden/policy_network.json`` says how its numbers were made.
 """
@@ -45,7 +45,7 @@ def configuration(env: str, head: str) -> dict[str, Any]:
 
 
 def policy_of(env: str, head: str, **options: Any) -> TokenPolicy:
-    """The experiment's policy, its sizes from the configuration of that name."""
+    """Make an experiment's policy, with the options of its configuration."""
     config = configuration(env, head)
     size = GOLDEN["worlds"][env]["sizes"]
     num_logits, num_types = size["logits"], size["num_types"]
@@ -60,7 +60,7 @@ def policy_of(env: str, head: str, **options: Any) -> TokenPolicy:
 
 
 def published_weights(env: str, head: str) -> dict[str, Tensor]:
-    """The parameters that the golden numbers were made with, by our names."""
+    """Return the parameters behind the golden numbers, by our names."""
     rng = np.random.RandomState(GOLDEN["seed"])
     weights: dict[str, Tensor] = {}
     for name, shape in GOLDEN["worlds"][env]["heads"][head]["parameters"]:
@@ -82,7 +82,7 @@ def our_name(published: str) -> str:
     name = published
     for pattern, ours in OUR_NAMES.items():
         name = re.sub(pattern, ours, name)
-    # Activation functions stand between the layers of these two.
+    # In these two, activation functions take every other index.
     return re.sub(
         r"^(action|value)\.(\d)", lambda m: f"{m[1]}_head.{2 * int(m[2])}", name
     )
@@ -115,12 +115,12 @@ def test_equal_weights_give_the_published_logits_and_value(env: str, head: str) 
 
 
 @pytest.mark.parametrize("change", [{"activation": "relu"}, {"input_activation": None}])
-@pytest.mark.parametrize(("env", "head"), CASES)
-def test_without_either_gelu_it_is_another_network(
-    env: str, head: str, change: dict[str, Any]
+@pytest.mark.parametrize("env", GOLDEN["worlds"])
+def test_without_either_gelu_the_results_differ(
+    env: str, change: dict[str, Any]
 ) -> None:
-    policy = policy_of(env, head, **change)
-    assert largest_difference(policy, env, head) > 1e-2
+    policy = policy_of(env, "ada", **change)
+    assert largest_difference(policy, env, "ada") > 1e-2
 
 
 def test_the_golden_log_stds_reach_the_clamp_in_every_head() -> None:

@@ -1,4 +1,4 @@
-"""Policies that select tokens: permutations, absent tokens, masks and any number."""
+"""Policies that select tokens: permutations, absent tokens, masks and set sizes."""
 
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,8 @@ def test_absent_tokens_and_other_types_have_no_probability(garbage: float) -> No
     for explore in (False, True):
         decision = policy.act(tokens, explore=explore)
         slot = (decision.action - FIXED).clamp(min=0)
-        chosen_absent = absent.gather(1, slot[:, None])[:, 0]
-        assert not (chosen_absent & (decision.action >= FIXED)).any()
+        is_absent = absent.gather(1, slot[:, None])[:, 0]
+        assert not (is_absent & (decision.action >= FIXED)).any()
         assert decision.log_prob.isfinite().all()
         assert (decision.log_prob > -30).all()
 
@@ -103,13 +103,13 @@ def test_action_masks_forbid_options() -> None:
     allowed = mask & (probabilities(policy, tokens) > 0)
     stuck = ~allowed.any(1)
     assert (chances[~stuck][~allowed[~stuck]] == 0).all()
-    # Where a mask allows nothing that is there, the fixed options remain.
+    # Where a mask allows no option that is possible, the fixed options remain.
     assert stuck[0]
     assert (chances[stuck][:, :FIXED] > 0).all()
     assert (chances[stuck][:, FIXED:] == 0).all()
 
 
-def test_it_selects_among_any_number_of_tokens() -> None:
+def test_policies_select_among_any_number_of_tokens() -> None:
     policy, tokens = make(), random_tokens(batch=(16,))
     larger_set = Tokens(*(torch.cat([part, part[:, 1:]], 1) for part in tokens.parts))
     assert probabilities(policy, larger_set).shape == (
@@ -155,7 +155,7 @@ def test_the_kernel_computes_the_encoder_alone() -> None:
         torch.testing.assert_close(result, reference, rtol=1e-4, atol=1e-4)
 
 
-def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
+def test_a_selecting_policy_is_saved_and_loaded(tmp_path: Path) -> None:
     policy = make()
     save_policy(policy, tmp_path)
     loaded: Any = load_policy(tmp_path)
@@ -168,7 +168,7 @@ def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("to", "masked"), [("torch", True), ("onnx", False)])
-def test_it_is_exported(tmp_path: Path, to: Any, masked: bool) -> None:
+def test_a_selecting_policy_is_exported(tmp_path: Path, to: Any, masked: bool) -> None:
     policy = make(encoder={"name": "transformer", "num_layers": 1})
     assert export_policy(policy, tmp_path / "new", to, masked=masked) == 0
     if to == "torch":
@@ -208,7 +208,7 @@ def test_a_selection_refers_to_the_same_entity_under_a_perturbation() -> None:
         choices, origin.expand(5, -1), perceived._replace(action_mask=None)
     )
     assert executed.tolist() == [0, 1, FIXED + 3, FIXED + 1, 0]
-    # What is selected in vain is the first fixed option that is allowed.
+    # A selection that the environment lacks becomes the first allowed fixed option.
     only_second = torch.tensor([False, True, *[True] * 6])
     moved = perceived._replace(action_mask=only_second)
     assert selection.execute(torch.tensor(7), origin, moved) == 1
@@ -242,7 +242,7 @@ def test_a_selection_refers_to_the_same_entity_under_a_perturbation() -> None:
         ),
     ],
 )
-def test_selections_that_do_not_fit(change: dict[str, Any], message: str) -> None:
+def test_misfit_selections_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make(**change)
     if isinstance(space := change.get("space"), Selection):
@@ -262,7 +262,7 @@ def test_selections_that_do_not_fit(change: dict[str, Any], message: str) -> Non
         ((1, 5, "food"), "Selection.selects: expected names of types, got 'food'"),
     ],
 )
-def test_spaces_that_select_nothing(arguments: Any, message: str) -> None:
+def test_invalid_selection_spaces_are_refused(arguments: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Selection(*arguments)
 

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of layers."""
+"""The examples in docstrings."""
 
 import doctest
 import importlib

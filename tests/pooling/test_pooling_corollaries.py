@@ -1,4 +1,4 @@
-"""The corollaries of the AdaPool paper: what the heads are special cases of."""
+"""The corollaries of the AdaPool paper: average and maximum as special cases."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ def set_to(linear: nn.Linear, weight: Tensor) -> None:
 
 
 def plain_ada(sharpness: float, **options: Any) -> Any:
-    """W_Q = sharpness · I, W_K = W_V = W_O = I, no residual, no bias."""
+    """AdaPool with W_Q = sharpness · I, W_K = W_V = W_O = I, no residual, no bias."""
     head: Any = make_pooling("ada", dim=DIM, residual=False, **options).double()
     for part in ("to_key", "to_value", "to_out"):
         set_to(getattr(head.attention, part), torch.eye(DIM))
@@ -45,7 +45,7 @@ def test_a_query_that_is_ignored_averages(query, seed, num_heads):
         torch.testing.assert_close(head(x, mask, types), average, rtol=0, atol=1e-15)
 
 
-def test_the_average_has_the_gradient_of_the_average():
+def test_a_query_that_is_ignored_has_the_gradient_of_the_average():
     gradients = []
     for head in (plain_ada(0.0, query="learned"), make_pooling("avg", dim=DIM)):
         x, padding, types = random_set()
@@ -59,7 +59,7 @@ def test_the_average_has_the_gradient_of_the_average():
 
 
 def extremes(x: Tensor, padding: Tensor, sign: Tensor) -> Tensor:
-    """Maximum, minimum or mean of each feature, as the sign of the query says."""
+    """Return each feature's maximum, minimum or mean, by the sign of the query."""
     largest = make_pooling("max", dim=DIM)(x, padding)
     least = -make_pooling("max", dim=DIM)(-x, padding)
     average = make_pooling("avg", dim=DIM)(x, padding)
@@ -82,9 +82,9 @@ def test_a_growing_query_finds_the_maximum_minimum_or_mean(seed, sign):
 
 
 @pytest.mark.parametrize("query", ["self", "mean", [0]])
-def test_so_does_any_other_query_by_its_own_sign(query):
+def test_queries_from_tokens_find_them_by_their_signs(query):
     x, padding, types = random_set()
-    x[:, :, 0] = 0  # a feature of which any query is 0
+    x[:, :, 0] = 0  # every query is 0 in this feature
     padding[:, 0], types[:, 0] = False, 0
     head = plain_ada(1e9, query=query, num_heads=DIM)
     queries = head._query(x, padding, types)

@@ -8,7 +8,7 @@ import scipy.stats
 import torch
 from torch import Tensor, nn
 
-from helpers.samples import DIM, make_head, random_set
+from helpers.samples import DIM, in_torchs_order, make_head, random_set
 from marl_pool.pooling import make_pooling
 from marl_pool.utils.errors import InputError
 
@@ -73,7 +73,7 @@ def test_pna_is_its_tensor_product(size):
     torch.testing.assert_close(pool("pna", x, avg_log_size=delta), expected)
 
 
-def test_pna_takes_its_default_from_the_slots():
+def test_pna_takes_its_default_size_from_the_slots():
     x = random_tokens(4)
     whole = make_pooling("pna", dim=DIM, num_tokens=4).double()(x[None])[0]
     torch.testing.assert_close(*whole.chunk(3)[:2])
@@ -91,19 +91,14 @@ def test_outliers_leave_the_result_in_the_range_of_the_others(name, outliers):
         assert (output <= inliers.amax(0)).all()
 
 
-def test_set2set_is_that_of_the_paper_with_an_lstm_of_torch():
+def test_set2set_is_that_of_the_paper_with_torchs_lstm():
     head: Any = make_head("set2set", steps=3)
     lstm: Any = nn.LSTM(2 * DIM, DIM).double()
     with torch.no_grad():
-        lstm.weight_ih_l0.copy_(head.on_input.weight)
-        lstm.weight_hh_l0.copy_(head.on_state.weight)
-        lstm.bias_ih_l0.copy_(head.on_input.bias)
+        lstm.weight_ih_l0.copy_(in_torchs_order(head.on_input.weight))
+        lstm.weight_hh_l0.copy_(in_torchs_order(head.on_state.weight))
+        lstm.bias_ih_l0.copy_(in_torchs_order(head.on_input.bias))
         lstm.bias_hh_l0.zero_()
-    # Here the output gate comes before the content, in torch after it.
-    order = torch.cat([torch.arange(DIM) + DIM * gate for gate in (0, 1, 3, 2)])
-    with torch.no_grad():
-        for parameter in lstm.parameters():
-            parameter.copy_(parameter[order])
     x = random_set()[0]
     result, state = x.new_zeros(len(x), 2 * DIM), None
     for _ in range(3):
@@ -129,6 +124,6 @@ def test_set2set_is_that_of_the_paper_with_an_lstm_of_torch():
         ("set2set", {"steps": 0}, "pooling.steps", "0"),
     ],
 )
-def test_options_out_of_range(name, options, key, value):
+def test_options_out_of_range_are_refused(name, options, key, value):
     with pytest.raises(InputError, match=f"{key}.*expected.*got.*{value}"):
         make_pooling(name, dim=DIM, **options)

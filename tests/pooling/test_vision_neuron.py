@@ -1,4 +1,4 @@
-"""AttentionNeuron on patches: the layer, its distinct patches, the agent with a CNN."""
+"""AttentionNeuron on patches: the layer, distinct patches, and the agent with a CNN."""
 
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,10 @@ SMALL: dict[str, Any] = {
 seeds = st.integers(0, 2**31)
 
 
-def make(**options: Any) -> VisionNeuronPooling:
+def make(dim: int = D, **options: Any) -> VisionNeuronPooling:
     torch.manual_seed(0)
-    given_options = {"frames": 2, "num_codes": 3, "value_dim": 4, "action_dim": A}
-    head = make_pooling("vision_neuron", dim=D, **{**given_options, **options})
+    sizes = {"frames": 2, "num_codes": 3, "value_dim": 4, "action_dim": A}
+    head = make_pooling("vision_neuron", dim=dim, **{**sizes, **options})
     assert isinstance(head, VisionNeuronPooling)
     return head.double()
 
@@ -51,7 +51,7 @@ def agent(space: spaces.Space = CHOICE, **options: Any) -> Vision:
 
 
 def pictures(seed: int = 0, kinds: int = 4) -> tuple[Tensor, Tensor, Tensor]:
-    """Bytes of patches of which few differ, padding, and the actions before."""
+    """Sample bytes of patches, few of them distinct, padding, and previous actions."""
     generator = torch.Generator().manual_seed(seed)
     palette = torch.randint(0, 256, (kinds, D), generator=generator, dtype=torch.uint8)
     features = palette[torch.randint(0, kinds, (B, T, N), generator=generator)]
@@ -61,7 +61,7 @@ def pictures(seed: int = 0, kinds: int = 4) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def tokens_of(features: Tensor, padding: Tensor | None = None) -> Tokens:
-    """Tokens of a batch (B, T), say B environments of T agents."""
+    """Make tokens of a batch (B, T), such as B environments of T agents."""
     types = torch.zeros(features.shape[:-1], dtype=torch.int64)
     return Tokens(features, types, types.bool() if padding is None else padding)
 
@@ -73,7 +73,7 @@ def shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(part.shape) for name, part in module.named_parameters()}
 
 
-def test_the_published_layers_are_members() -> None:
+def test_the_published_layers_have_the_same_parameters() -> None:
     pong = VisionNeuronPooling(144, num_codes=400, action_dim=6)
     expected = {
         "query.weight": (32, 8),
@@ -112,7 +112,7 @@ def normalized(row: np.ndarray, norm: torch.nn.LayerNorm) -> np.ndarray:
 
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("scale", [True, False])
-def test_the_codes_one_by_one(affine: bool, scale: bool) -> None:
+def test_codes_by_hand(affine: bool, scale: bool) -> None:
     head = make(affine=affine, scale=scale, message_dim=5)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter)
@@ -132,25 +132,25 @@ def test_the_codes_one_by_one(affine: bool, scale: bool) -> None:
         values.append(weights["value.weight"] @ pixels + weights["value.bias"])
     expected = []
     for code in range(3):
-        place = [
+        position = [
             np.sin(code / 10_000 ** (j / 8))
             if j % 2 == 0
             else np.cos(code / 10_000 ** ((j - 1) / 8))
             for j in range(8)
         ]
-        query = weights["query.weight"] @ place + weights["query.bias"]
+        query = weights["query.weight"] @ position + weights["query.bias"]
         scores = np.array([query @ key for key in keys]) / (5**0.5 if scale else 1)
         shares = np.exp(scores) / np.exp(scores).sum()
         mixture = sum(s * value for s, value in zip(shares, values, strict=True))
         expected.append(normalized(np.maximum(mixture, 0), head.code_norm))
-        given_shares = head.attention_weights(x, None, action, ())[0, code].detach()
-        np.testing.assert_allclose(given_shares, shares, atol=1e-6)
+        actual = head.attention_weights(x, None, action, ())[0, code].detach()
+        np.testing.assert_allclose(actual, shares, atol=1e-6)
     output = output[0, 0].detach()
     # The table of sinusoids is float32.
     np.testing.assert_allclose(output, np.concatenate(expected), atol=1e-5)
 
 
-def test_keys_are_of_what_moved_and_values_are_not() -> None:
+def test_brightness_changes_neither_weights_nor_codes() -> None:
     head = make()
     features, _, before = pictures()
     x = features.double() / 255
@@ -159,7 +159,7 @@ def test_keys_are_of_what_moved_and_values_are_not() -> None:
     torch.testing.assert_close(
         head.attention_weights(brighter, None, before.double(), ()), shares
     )
-    # A frame is normalized by itself.
+    # Each frame is normalized on its own.
     codes, _ = head.unroll(x, None, before.double(), ())
     same, _ = head.unroll(brighter, None, before.double(), ())
     torch.testing.assert_close(same, codes, rtol=1e-3, atol=1e-3)
@@ -176,7 +176,7 @@ def test_the_previous_action_cancels() -> None:
     torch.testing.assert_close(negated, codes)
 
 
-def test_gains_multiply_torchs_own_weights() -> None:
+def test_gains_multiply_torchs_default_weights() -> None:
     plain = make(key_gain=1.0, query_gain=1.0)
     ours = make()
     expected = {name: part.clone() for name, part in plain.named_parameters()}
@@ -193,18 +193,17 @@ def test_gradcheck_with_counts(affine: bool) -> None:
     counts = torch.tensor([[[1, 2, 0, 5]], [[0, 0, 0, 0]]])
 
     def run(x: Tensor, *weights: Tensor) -> Tensor:
-        parameters = dict(zip(shapes(head), weights, strict=True))
+        names = (f"head.{name}" for name in shapes(head))
+        parameters = dict(zip(names, weights, strict=True))
         arguments = (x, None, before[:, :1].double(), (), counts)
-        return torch.func.functional_call(
-            Unrolled(head), with_head_prefix(parameters), arguments
-        )
+        return torch.func.functional_call(Unrolled(head), parameters, arguments)
 
     x = (features[:, :1, :4].double() / 255).requires_grad_()
     assert torch.autograd.gradcheck(run, (x, *head.parameters()))
 
 
 class Unrolled(torch.nn.Module):
-    """A head whose call is `unroll`."""
+    """Calls a head's `unroll`."""
 
     def __init__(self, head: VisionNeuronPooling) -> None:
         super().__init__()
@@ -214,21 +213,28 @@ class Unrolled(torch.nn.Module):
         return self.head.unroll(*arguments)[0]
 
 
-def with_head_prefix(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"head.{name}": part for name, part in parameters.items()}
-
-
-@pytest.mark.parametrize("frames", [1, 4, 12])
-def test_frames_must_divide_the_width(frames: int) -> None:
-    with pytest.raises(InputError, match="expected a divisor of the width 6, at least"):
-        make(frames=frames)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"frames": 1}, "expected a divisor of the width 6, at least 2, got 1"),
+        ({"frames": 4}, "expected a divisor of the width 6, at least 2, got 4"),
+        ({"patch_convolutions": [(2, 1, 1)]}, "square patches, got 3 pixels"),
+        (
+            {"dim": 72, "patch_convolutions": [(3, 3, 2), (2, 3, 1)]},
+            "no wider than its input, 2",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make(**options)
 
 
 # Distinct patches
 
 
 def sorted_patches(patches: Tensor, counts: Tensor) -> list[list[int]]:
-    """All patches of one picture, sorted."""
+    """List all patches of one picture, sorted."""
     return sorted(patches.repeat_interleave(counts, dim=0).tolist())
 
 
@@ -331,7 +337,7 @@ def test_the_published_pong_player_has_as_many_parameters() -> None:
     ]
 
 
-def test_the_picture_is_the_codes_in_rows() -> None:
+def test_the_cnn_reads_the_codes_as_rows_of_a_picture() -> None:
     player = agent(BOX, convolutions=[(1, 1, 1)], hidden=[])
     features, _, before = pictures()
     with torch.no_grad():
@@ -397,7 +403,7 @@ def test_every_parameter_gets_a_gradient() -> None:
         assert parameter.grad.isfinite().all(), label
 
 
-def test_a_step_in_half_precision_is_finite_without_any_patch() -> None:
+def test_half_precision_is_finite_without_any_patch() -> None:
     player = agent()
     features, padding, before = pictures()
     padding[1] = True
@@ -410,7 +416,7 @@ def test_a_step_in_half_precision_is_finite_without_any_patch() -> None:
         assert parameter.grad.isfinite().all()
 
 
-def test_it_says_what_it_looks_at_and_what_it_makes_of_it() -> None:
+def test_attention_weights_and_latent_codes() -> None:
     player = agent()
     features, padding, _ = pictures()
     tokens = tokens_of(features, padding)
@@ -425,7 +431,7 @@ def test_it_says_what_it_looks_at_and_what_it_makes_of_it() -> None:
     torch.testing.assert_close(codes, expected)
 
 
-def test_it_remembers_the_action() -> None:
+def test_the_state_holds_the_previous_action() -> None:
     player = agent()
     features, _, _ = pictures()
     state = player.initial_state(B, T, N)
@@ -437,7 +443,7 @@ def test_it_remembers_the_action() -> None:
 
 @pytest.mark.parametrize("space", [CHOICE, BOX], ids=["choice", "box"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_members_of_a_population_are_answered_as_by_themselves(
+def test_members_of_a_population_act_as_they_do_alone(
     space: spaces.Space, padded: bool
 ) -> None:
     agents = [agent(space, seed=seed) for seed in range(3)]
@@ -476,6 +482,9 @@ def test_a_saved_agent_acts_the_same(tmp_path: Path) -> None:
         ({"convolutions": [(5, 4, 1)]}, "no wider than its input, 3, got"),
         ({"convolutions": [(5, 2, 0)]}, "policy.convolutions: .* integer >= 1"),
         ({"hidden": [0]}, r"policy.hidden: .* integer >= 1\), got \[0\]"),
+        ({"memory": 5, "hidden": []}, r"policy.memory: expected 0 .*, got 5"),
+        ({"readout": [4]}, r"policy.readout: expected \[\] without a"),
+        ({"memory": 5, "readout": [0]}, r"policy.readout: .* integer >= 1"),
     ],
 )
 def test_bad_options_are_refused(options: Any, message: str) -> None:
@@ -484,21 +493,15 @@ def test_bad_options_are_refused(options: Any, message: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-# Large patches and a memory: ours
+# Our additions: large patches and a memory
 
 
 LARGE: dict[str, Any] = {"patch_convolutions": [(3, 2, 2), (2, 2, 1)], "patch_dim": 5}
-"""On patches of 2 frames of 6 × 6 pixels."""
+"""Options for patches of 2 frames of 6 × 6 pixels."""
 
 
 def large_head(**options: Any) -> VisionNeuronPooling:
-    torch.manual_seed(0)
-    given_options = {"frames": 2, "num_codes": 3, "value_dim": 4, "action_dim": A}
-    head = make_pooling(
-        "vision_neuron", dim=72, **{**given_options, **LARGE, **options}
-    )
-    assert isinstance(head, VisionNeuronPooling)
-    return head.double()
+    return make(72, **{**LARGE, **options})
 
 
 def large_pictures() -> Tensor:
@@ -536,12 +539,12 @@ def test_the_cnn_reads_frames_as_channels_and_pixels_in_rows() -> None:
     torch.testing.assert_close(head.unroll(changed, None, before, ())[0], codes)
 
 
-def test_at_first_the_background_says_nothing() -> None:
+def test_the_initial_cnn_hardly_responds_to_the_background() -> None:
     head = large_head()
     assert head.embedding is not None
     grey = torch.full((1, 2, 6, 6), 0.34, dtype=torch.float64)
     response = head.embedding[0](grey)
-    assert response.abs().max() < 1 / 8**0.5  # torch's own bias is left
+    assert response.abs().max() < 1 / 8**0.5  # only torch's default bias is left
     assert (head.embedding[0](grey + 0.5) - response).abs().max() > 0.2
 
 
@@ -558,13 +561,6 @@ def test_tiles_are_a_convolution(channels: int, size: int, side: int) -> None:
         result.square().sum().backward()
     torch.testing.assert_close(tiles.weight.grad, plain.weight.grad)
     torch.testing.assert_close(tiles.bias.grad, plain.bias.grad)
-
-
-def test_what_a_cnn_cannot_read() -> None:
-    with pytest.raises(InputError, match="no wider than its input, 2"):
-        large_head(patch_convolutions=[(3, 3, 2), (2, 3, 1)])
-    with pytest.raises(InputError, match="expected square patches, got 3 pixels"):
-        make(patch_convolutions=[(2, 1, 1)])
 
 
 def agent_with_memory(**options: Any) -> Vision:
@@ -593,7 +589,7 @@ def test_the_memory_is_a_gru_on_the_hidden_layer() -> None:
     torch.testing.assert_close(memory, state)
 
 
-def test_step_by_step_is_all_at_once() -> None:
+def test_single_steps_give_the_same_as_a_sequence() -> None:
     player = agent_with_memory()
     features, padding, before = pictures()
     first = player.initial_memory(B, N)
@@ -632,7 +628,7 @@ def test_a_memory_in_a_population_and_on_disk(tmp_path: Path) -> None:
     torch.testing.assert_close(outputs[1], expected)
 
 
-def test_it_acts_with_its_memory() -> None:
+def test_actions_carry_the_memory_along() -> None:
     player = agent_with_memory()
     features, _, _ = pictures()
     tokens = [tokens_of(features[:, t][:, None]) for t in range(T)]
@@ -648,12 +644,7 @@ def test_it_acts_with_its_memory() -> None:
     assert weights.shape == (B, 1, 1, N)
 
 
-def test_a_memory_takes_a_hidden_layer() -> None:
-    with pytest.raises(InputError, match=r"policy.memory: expected 0 .*, got 5"):
-        agent_with_memory(hidden=[])
-
-
-def test_a_readout_stands_between_memory_and_answer(tmp_path: Path) -> None:
+def test_a_readout_lies_between_memory_and_output(tmp_path: Path) -> None:
     player = agent_with_memory(readout=[6, 4])
     features, _, before = pictures()
     memory = torch.rand(B, 5)
@@ -671,7 +662,7 @@ def test_a_readout_stands_between_memory_and_answer(tmp_path: Path) -> None:
     torch.testing.assert_close(reloaded, outputs)
 
 
-def test_without_a_readout_nothing_says_so() -> None:
+def test_without_a_readout_neither_config_nor_weights_name_it() -> None:
     assert "readout" not in agent_with_memory().config
     assert not any("readout" in name for name in agent_with_memory().state_dict())
 
@@ -680,7 +671,7 @@ def test_without_a_readout_nothing_says_so() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"hidden": []}, {"memory": 5}, {"memory": 5, "readout": [6]}]
 )
-def test_the_answer_is_linear_in_the_hidden_layer(
+def test_the_output_is_linear_in_the_hidden_layer(
     space: spaces.Space, options: dict[str, Any]
 ) -> None:
     player = agent(space, **options)
@@ -691,13 +682,6 @@ def test_the_answer_is_linear_in_the_hidden_layer(
         expected = player.unroll(features, None, before, memory)
         torch.testing.assert_close((outputs, last), expected, rtol=0, atol=0)
         linear = player.output if player.units else player.body[-1]
-        answer = linear(hidden)
+        logits = linear(hidden)
     assert hidden.shape == (B, T, player.hidden_dim)
-    torch.testing.assert_close(outputs, answer if space is CHOICE else answer.tanh())
-
-
-def test_a_readout_takes_a_memory_and_widths() -> None:
-    with pytest.raises(InputError, match=r"policy.readout: expected \[\] without a"):
-        agent(readout=[4])
-    with pytest.raises(InputError, match=r"policy.readout: .* integer >= 1"):
-        make_agent(SPEC, CHOICE, "vision", **{**SMALL, "memory": 5, "readout": [0]})
+    torch.testing.assert_close(outputs, logits if space is CHOICE else logits.tanh())

@@ -1,9 +1,9 @@
-"""Run folders: nothing is overwritten, a crash leaves the old or the new."""
+"""Run folders: nothing is overwritten; a crash leaves the old or the new state."""
 
 import errno
 import io
 import math
-import multiprocessing
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from helpers.training import run_python
 from marl_pool import InputError, __version__
 from marl_pool.files import atomic
 from marl_pool.runs import metrics
@@ -64,10 +65,9 @@ def test_an_empty_folder_becomes_a_run_and_a_file_does_not(tmp_path):
     (tmp_path / "empty").mkdir()
     assert Run.create(tmp_path / "empty", CONFIG).config == CONFIG
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cannot be made"):
-        Run.create(tmp_path / "file", CONFIG)
-    with pytest.raises(InputError, match="cannot be made"):
-        Run.create(tmp_path / "file" / "run", CONFIG)
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(InputError, match="cannot be made"):
+            Run.create(path, CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,13 @@ def test_a_broken_config_is_one_clear_line(tmp_path, content, message):
     assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="no such run folder"):
         Run.open(tmp_path / "none")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file: expected a run folder, got a file"):
+        Run.open(tmp_path / "file")
 
 
 @given(st.data())
-def test_a_config_cut_short_anywhere_never_reads_as_whole(tmp_path_factory, data):
+def test_a_truncated_config_is_never_read(tmp_path_factory, data):
     run = Run.create(tmp_path_factory.mktemp("run"), CONFIG)
     text = (run.path / "config.yaml").read_text()
     last = text.index("package_version") + len("package_version: ")
@@ -115,38 +118,32 @@ def test_only_a_run_that_wrote_nothing_is_discarded(run):
     assert not unused.path.exists()
 
 
-def test_default_path_names_env_pooling_and_seed():
-    config = {"env": {"name": "simple_centroid"}, "pooling": {"name": "a.b:My"}}
-    path = default_path({**config, "seed": 5})
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ({"pooling": {"name": "a.b:My"}, "policy": {"name": "token"}}, "My"),
+        ({"policy": {"name": "sensory"}}, "sensory"),
+    ],
+)
+def test_default_path_names_env_pooling_or_policy_and_seed(parts, name):
+    path = default_path({"env": {"name": "cartpole"}, **parts, "seed": 5})
     assert path.parent.name == "runs"
-    assert path.name.endswith("-simple_centroid-My-s5")
+    assert path.name.endswith(f"-cartpole-{name}-s5")
 
 
 # Locking
 
 
-def _try_lock(path, answer):
-    try:
-        with Run.open(path).lock():
-            answer.put("free")
-    except InputError as error:
-        answer.put(str(error))
-
-
 def test_two_processes_cannot_train_one_run(run):
-    spawn = multiprocessing.get_context("spawn")
-
-    def ask() -> str:
-        answer = spawn.Queue()
-        process = spawn.Process(target=_try_lock, args=(run.path, answer))
-        process.start()
-        text = answer.get(timeout=300)
-        process.join()
-        return text
-
+    lock = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | 4)"
+    refusal = pytest.raises(InputError, match="another process is training this run")
     with run.lock():
-        assert "another process is training this run" in ask()
-    assert ask() == "free"
+        result = run_python("-ISc", lock, run.path / runs.LOCK)
+        assert "BlockingIOError" in result.stderr
+        with refusal, Run.open(run.path).lock():
+            pytest.fail("it was held twice")
+    with Run.open(run.path).lock():
+        pass
 
 
 # Metrics
@@ -155,22 +152,14 @@ def test_two_processes_cannot_train_one_run(run):
 @given(st.lists(st.floats() | st.integers(-(2**60), 2**60), max_size=5))
 def test_metrics_read_back_as_they_were_logged(tmp_path_factory, values):
     run = Run.create(tmp_path_factory.mktemp("run"), CONFIG)
-    run._events = _NoEvents()
+    run._events = Mock()
     for iteration, value in enumerate(values):
         run.log({"iteration": iteration, "value": value})
     rows = run.rows()
     assert [row["iteration"] for row in rows] == list(range(len(values)))
     for row, value in zip(rows, values, strict=True):
-        same = row["value"] == value
-        assert same or (math.isnan(row["value"]) and math.isnan(value))
-
-
-class _NoEvents:
-    def add_scalar(self, name, value, step): ...
-
-    def flush(self): ...
-
-    def close(self): ...
+        is_equal = row["value"] == value
+        assert is_equal or (math.isnan(row["value"]) and math.isnan(value))
 
 
 def test_the_first_row_fixes_the_columns(run):
@@ -198,36 +187,17 @@ def test_a_log_beyond_reason_is_not_read(run, monkeypatch):
         run.rows()
 
 
-@pytest.mark.parametrize("header", ["iteration", "iteration,loss", "loss", ""])
-def test_a_log_without_rows_gets_the_columns_of_the_first(run, header):
-    run.metrics_path.write_text(f"{header}\n")
+@pytest.mark.parametrize(
+    "text", [None, "iterat", "iteration\n", "iteration,loss\n", "loss\n", "\n"]
+)
+def test_a_log_without_rows_gets_the_columns_of_the_first(run, text):
+    if text is not None:
+        run.metrics_path.write_text(text)
     resumed = Run.open(run.path)
     resumed.resume_at(0)
     resumed.log({"iteration": 1, "kl": 0.5})
     resumed.close()
     assert resumed.rows() == [{"iteration": 1, "kl": 0.5}]
-
-
-def test_resuming_drops_later_rows_and_goes_on(run):
-    for iteration in range(1, 6):
-        run.log({"iteration": iteration, "loss": iteration / 10})
-    with run.metrics_path.open("a") as out:
-        out.write("6,0.")
-    copy = Run.open(run.path)
-    copy.resume_at(3)
-    copy.log({"iteration": 4, "loss": 40.0})
-    copy.close()
-    losses = {1: 0.1, 2: 0.2, 3: 0.3, 4: 40.0}
-    assert {row["iteration"]: row["loss"] for row in copy.rows()} == losses
-    assert len(copy.rows()) == 4
-
-
-def test_resuming_before_the_first_row_starts_a_new_file(run):
-    run.resume_at(0)
-    run.metrics_path.write_text("iterat")
-    run.resume_at(0)
-    run.log({"iteration": 1, "loss": 1.0})
-    assert run.rows() == [{"iteration": 1, "loss": 1.0}]
 
 
 def test_a_crash_while_trimming_loses_no_row(run, monkeypatch):
@@ -244,16 +214,22 @@ def test_a_crash_while_trimming_loses_no_row(run, monkeypatch):
     assert not list(run.path.glob(".metrics*"))
 
 
-def test_tensorboard_shows_the_rows_of_a_resumed_run_once(run):
+def test_resuming_drops_later_rows_and_events_and_continues(run):
     for iteration in (1, 2, 3):
         run.log({"iteration": iteration, "loss": float(iteration)})
-    run.resume_at(2)
-    run.log({"iteration": 3, "loss": 30.0})
+    with run.metrics_path.open("a") as out:
+        out.write("4,0.")
     run.close()
+    resumed = Run.open(run.path)
+    resumed.resume_at(2)
+    resumed.log({"iteration": 3, "loss": 30.0})
+    resumed.close()
+    losses = [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert [(row["iteration"], row["loss"]) for row in resumed.rows()] == losses
     events = EventAccumulator(str(run.path))
     events.Reload()
     scalars = [(event.step, event.value) for event in events.Scalars("loss")]
-    assert scalars == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert scalars == losses
 
 
 # Checkpoints
@@ -282,20 +258,12 @@ def test_a_checkpoint_that_fails_leaves_nothing(run):
     assert names == ["iter_000001"]
 
 
-def test_a_killed_writer_leaves_nothing_that_counts(run):
+def test_an_unfinished_checkpoint_is_ignored_and_pruned(run):
     fill(run, 1)
     (run.path / "checkpoints" / ".iter_000002.new").mkdir()
     assert iteration_of(run.latest_checkpoint()) == 1
     run.prune(1)
     assert not list((run.path / "checkpoints").glob(".*"))
-
-
-def test_a_checkpoint_of_the_same_iteration_is_replaced(run):
-    fill(run, 1)
-    with run.checkpoint(1) as folder:
-        (folder / "new").touch()
-    names = {path.name for path in run.checkpoints()[0].iterdir()}
-    assert names == {"new", "manifest.json"}
 
 
 @pytest.mark.parametrize("verb", ["train", "evolve"])
@@ -318,7 +286,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(tmp_path, capsys, 
 
 
 @pytest.mark.parametrize(("verb", "refused"), [("clone", True), ("evolve", False)])
-def test_a_saved_policy_tells_that_there_were_checkpoints(tmp_path, verb, refused):
+def test_a_saved_policy_is_a_trace_of_checkpoints(tmp_path, verb, refused):
     run = Run.create(tmp_path / "run", {**CONFIG, "checkpoint": {"every": 9}}, verb)
     with run.save_policy_dir(Best(1, 0.0)):
         pass
@@ -361,21 +329,11 @@ def test_the_best_is_remembered(run):
 # Policies
 
 
-def test_policy_is_replaced_whole_or_not_at_all(run):
-    with run.save_policy_dir() as folder:
-        (folder / "first").touch()
-
-    def fail() -> None:
+def test_the_policy_folder_is_replaced_as_a_whole(run):
+    for name in ("first", "second"):
         with run.save_policy_dir() as folder:
-            (folder / "second").touch()
-            raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        fail()
-    assert [path.name for path in run.policy_dir.iterdir()] == ["first"]
-    with run.save_policy_dir() as folder:
-        (folder / "third").touch()
-    assert [path.name for path in run.policy_dir.iterdir()] == ["third"]
+            (folder / name).touch()
+        assert [path.name for path in run.policy_dir.iterdir()] == [name]
     assert not list(run.path.glob(".policy*"))
 
 
@@ -383,7 +341,7 @@ def test_policy_survives_a_crash_between_the_renames(run):
     with run.save_policy_dir() as folder:
         (folder / "first").touch()
     run.policy_dir.rename(run.path / ".policy.old")
-    # A reader takes the old one where it is; the trainer, with the lock, mends it.
+    # A reader uses the old folder in place; the trainer, holding the lock, restores it.
     assert (Run.open(run.path).policy_path("best") / "first").is_file()
     assert not run.policy_dir.exists()
     with run.lock():
@@ -397,11 +355,8 @@ def test_policy_path_finds_best_last_and_numbered(run):
     fill(run, 3, 7)
     with run.save_policy_dir() as folder:
         (folder / "config.json").write_text("best")
-    read = {
-        choice: (run.policy_path(choice) / "config.json").read_text()
-        for choice in ("best", "last", 3)
-    }
-    assert read == {"best": "best", "last": "7", 3: "3"}
+    for choice, text in {"best": "best", "last": "7", 3: "3"}.items():
+        assert (run.policy_path(choice) / "config.json").read_text() == text
     with pytest.raises(InputError, match="no policy 4; checkpoints: 3, 7"):
         run.policy_path(4)
 
@@ -425,45 +380,39 @@ def test_results_have_their_places_and_videos_never_overwrite(run):
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
+    time = 100.0
 
     def __call__(self) -> float:
-        return self.now
+        return self.time
 
 
 def test_progress_counts_only_the_steps_of_this_session():
     clock = Clock()
-    progress = Progress(1000, done=400, clock=clock, stream=io.StringIO())
-    assert progress.seconds_left is None
-    clock.now += 10
+    outputs = {"clock": clock, "stream": io.StringIO()}
+    progress = Progress(1000, done=400, time_limit=70, **outputs)
+    assert Progress(9, **outputs).seconds_left is None
+    clock.time += 10
     progress.update(500, return_mean=-1.25)
     assert progress.rate == pytest.approx(10)
     assert progress.seconds_left == pytest.approx(50)
-    assert progress.line() == (
-        "500 / 1,000 steps  10 steps/s  0:50 left  return mean -1.25"
-    )
-
-
-def test_progress_knows_the_time_limit():
-    clock = Clock()
-    progress = Progress(10**9, time_limit=30, clock=clock, stream=io.StringIO())
-    clock.now += 10
-    progress.update(100)
+    line = "500 / 1,000 steps  10 steps/s  0:50 left  return mean -1.25"
+    assert progress.line() == line
+    # The time limit ends it earlier.
+    clock.time += 40
     assert progress.seconds_left == pytest.approx(20)
-    clock.now += 100
+    clock.time += 100
     assert progress.seconds_left == 0
 
 
-@pytest.mark.parametrize(("last", "count"), [(30, 4), (21, 3)])
-def test_progress_writes_plain_lines_now_and_then(last, count):
+@pytest.mark.parametrize("last", [30, 21])
+def test_progress_writes_plain_lines_now_and_then(last):
     clock, stream = Clock(), io.StringIO()
     with Progress(100, clock=clock, stream=stream, interval=10) as progress:
         for done in range(1, last + 1):
-            clock.now += 1
+            clock.time += 1
             progress.update(done)
     lines = stream.getvalue().splitlines()
-    assert [line.split()[0] for line in lines] == ["1", "11", "21", str(last)][:count]
+    assert [int(line.split()[0]) for line in lines] == sorted({1, 11, 21, last})
     assert "\x1b" not in stream.getvalue()
 
 
@@ -480,12 +429,9 @@ def test_progress_moves_on_a_terminal(monkeypatch):
     assert "50 / 100 steps" in stream.getvalue().splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")],
-)
-def test_duration_is_hours_minutes_seconds(seconds, text):
-    assert duration(seconds) == text
+def test_duration_is_hours_minutes_seconds():
+    durations = {0: "0:00", 59.6: "1:00", 3599: "59:59", 3661: "1:01:01"}
+    assert {seconds: duration(seconds) for seconds in durations} == durations
 
 
 def test_a_full_disk_ends_the_event_file_alone(tmp_path):
@@ -530,7 +476,7 @@ def test_the_best_checkpoint_says_what_its_score_is(best, text, number) -> None:
     assert best.number == number
 
 
-def test_an_edited_configuration_is_told_from_a_checkpoint_s(tmp_path):
+def test_a_configuration_edited_since_a_checkpoint_is_detected(tmp_path):
     run = Run.create(tmp_path / "run", {"env": {"name": "simple_centroid"}, "seed": 3})
     with run.checkpoint(1, ("state",)) as folder:
         (folder / "state").write_text("state")

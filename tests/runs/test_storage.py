@@ -9,6 +9,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from helpers.tables import yaml_cases
+from helpers.wind_env import WINDY
 from marl_pool import InputError
 from marl_pool.cli.main import main
 from marl_pool.runs import mirror as module
@@ -27,18 +29,13 @@ from marl_pool.training.jobs import JOBS
 
 CONFIG = {"env": {"name": "simple_centroid"}, "seed": 3, "storage": "memory://store"}
 STORE = CONFIG["storage"]
-SMALL = (
-    *("evolution.population=6", "repetitions=3", "total_generations=4"),
-    *("validation.every=2", "validation.episodes=4", "checkpoint.every=2"),
-    *("env=helpers.wind_env:WindEnv", "policy=feed_forward", "policy.hidden=[3]"),
-    "threads=1",
-)
+SMALL = (*WINDY, "total_generations=4")
 PLUG_IN = ("--plugin", "helpers.wind_env:WindEnv")
 
 
 @pytest.fixture(autouse=True)
 def workspace(tmp_path, monkeypatch) -> Iterator[None]:
-    """A working folder, cache and storage in memory of the test's own."""
+    """A working folder, a cache and an in-memory storage for one test."""
     monkeypatch.setattr(module, "PAUSE", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -52,7 +49,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def save(run: Run, iteration: int) -> None:
-    """Log and save an iteration, as a training does."""
+    """Log and save an iteration, as a training run does."""
     run.log({"iteration": iteration, "loss": 1 / iteration})
     with run.checkpoint(iteration) as folder:
         (folder / "state").write_text(str(iteration))
@@ -66,20 +63,30 @@ def run(workspace) -> Iterator[Run]:
     run.close()
 
 
+@pytest.fixture
+def saved(run) -> Run:
+    """A run whose first checkpoint is mirrored."""
+    with mirrored(run, STORE):
+        save(run, 1)
+    return run
+
+
 def test_a_run_is_mirrored_after_each_checkpoint_and_at_the_end(run, tmp_path):
     with run.lock(), mirrored(run, STORE):
         save(run, 1)
         restore(tmp_path / "first" / "a", STORE)
         run.log({"iteration": 2, "loss": 0.5})
     restore(tmp_path / "last" / "a", STORE)
-    first, last = (Run.open(tmp_path / name / "a") for name in ("first", "last"))
-    assert [row["iteration"] for row in first.rows()] == [1]
-    assert [row["iteration"] for row in last.rows()] == [1, 2]
-    assert first.latest_checkpoint().name == last.latest_checkpoint().name
-    assert last.config == CONFIG
+    after_checkpoint, at_end = (
+        Run.open(tmp_path / name / "a") for name in ("first", "last")
+    )
+    assert [row["iteration"] for row in after_checkpoint.rows()] == [1]
+    assert [row["iteration"] for row in at_end.rows()] == [1, 2]
+    assert after_checkpoint.latest_checkpoint().name == at_end.latest_checkpoint().name
+    assert at_end.config == CONFIG
 
 
-def test_a_failing_upload_warns_and_the_training_goes_on(run, capsys, monkeypatch):
+def test_a_failing_upload_warns_and_training_continues(run, capsys, monkeypatch):
     def put(*args):
         raise PermissionError("Access Denied")
 
@@ -111,7 +118,7 @@ def test_an_older_copy_does_not_replace_the_newer_mirror(run, tmp_path):
     old = Run.open(tmp_path / "old" / "a")
     with pytest.raises(InputError, match="without iteration 2.*memory://store/a"):
         mirrored(old, STORE).__enter__()
-    # It is brought up to date, and then goes on.
+    # It is brought up to date, then continues.
     restore(old.path, STORE)
     assert old.latest_checkpoint().name == "iter_000002"
     with mirrored(old, STORE):
@@ -121,9 +128,8 @@ def test_an_older_copy_does_not_replace_the_newer_mirror(run, tmp_path):
     old.close()
 
 
-def test_a_long_download_is_told(run, tmp_path, capsys, monkeypatch):
-    with mirrored(run, STORE):
-        save(run, 1)
+@pytest.mark.usefixtures("saved")
+def test_a_long_download_is_announced(tmp_path, capsys, monkeypatch):
     restore(tmp_path / "quick" / "a", STORE)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(module, "INTERVAL", 0.0)
@@ -160,15 +166,10 @@ def search(workspace) -> Sweep:
     return sweep
 
 
-def test_a_proposal_is_mirrored_at_once(search, tmp_path):
-    restore_sweep(tmp_path / "new" / "a", STORE)
-    assert Sweep.open(tmp_path / "new" / "a").proposals() == search.proposals() != []
-
-
 def test_what_another_machine_has_proposed_is_fetched(search, tmp_path):
     restore_sweep(tmp_path / "new" / "a", STORE)
     restored = Sweep.open(tmp_path / "new" / "a")
-    # The other machine goes on.
+    # The other machine continues.
     proposals = [*search.proposals(), Proposal({"ppo.lr": 0.25})]
     proposals[0].stopped_early = True
     search.write_proposals(proposals)
@@ -201,40 +202,34 @@ def test_proposals_of_another_search_are_left_alone(search, tmp_path, value, par
     assert restored.proposals() == [Proposal({"ppo.lr": 0.5})]
 
 
-def test_a_copy_that_is_as_far_is_left_alone(run):
-    with mirrored(run, STORE):
-        save(run, 1)
-    save(run, 2)
-    before = files(run.path)
-    restore(run.path, STORE)
-    assert files(run.path) == before
+def test_an_up_to_date_copy_is_not_replaced(saved):
+    save(saved, 2)
+    before = files(saved.path)
+    restore(saved.path, STORE)
+    assert files(saved.path) == before
 
 
-def test_another_run_of_that_name_is_left_alone(run, tmp_path):
-    with mirrored(run, STORE):
-        save(run, 1)
+@pytest.mark.usefixtures("saved")
+def test_a_namesake_is_left_alone(tmp_path):
     namesake = Run.create(tmp_path / "other" / "a", {**CONFIG, "seed": 4})
     before = files(namesake.path)
-    for attempt in (
-        lambda: restore(namesake.path, STORE),
-        mirrored(namesake, STORE).__enter__,
-    ):
-        with pytest.raises(InputError, match="expected the run .*seed=3 in place of 4"):
-            attempt()
+    expected = "expected the run .*seed=3 in place of 4"
+    with pytest.raises(InputError, match=expected):
+        restore(namesake.path, STORE)
+    with pytest.raises(InputError, match=expected), mirrored(namesake, STORE):
+        pytest.fail("it was mirrored")
     assert files(namesake.path) == before
 
 
-def test_a_run_that_is_being_trained_is_not_fetched_into(run, tmp_path):
-    with mirrored(run, STORE):
-        save(run, 1)
+@pytest.mark.usefixtures("saved")
+def test_a_run_that_is_being_trained_is_not_fetched_into(tmp_path):
     target = Run.create(tmp_path / "other" / "a", CONFIG)
     with target.lock(), pytest.raises(InputError, match="another process is training"):
         restore(target.path, STORE)
 
 
-def test_a_folder_of_something_else_is_left_alone(run, tmp_path):
-    with mirrored(run, STORE):
-        save(run, 1)
+@pytest.mark.usefixtures("saved")
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "other" / "a").mkdir(parents=True)
     (tmp_path / "other" / "a" / "metrics.csv").write_text("mine")
     with pytest.raises(InputError, match="memory://store/a, got one with other files"):
@@ -253,7 +248,7 @@ def test_what_a_resume_may_change_does_not_make_another_run():
 
 @pytest.fixture(scope="module")
 def evolved_storage(tmp_path_factory) -> Path:
-    """A storage with a run, whose folder is gone."""
+    """A storage with a run whose local folder is gone."""
     base = tmp_path_factory.mktemp("evolved")
     flags = ["--run-dir", str(base / "a"), "--storage", f"file://{base}/store"]
     assert main(["evolve", *SMALL, *flags]) == 0
@@ -272,33 +267,29 @@ def test_a_run_is_resumed_from_its_url_and_mirrored_again(url, tmp_path, capsys)
     assert "4 of 4 generations are done" in capsys.readouterr().out
     assert main(["resume", url, *PLUG_IN, "total_generations=6"]) == 0
     assert len(Run.open("runs/a").rows()) == 6
-    local, remote = files(Path("runs/a")), files(tmp_path / "store" / "a")
-    del local[".lock"]
-    assert local == remote
+    Path("runs/a/.lock").unlink()
+    assert files(Path("runs/a")) == files(tmp_path / "store" / "a")
     # A local run remembers its storage.
     assert main(["resume", "runs/a", *PLUG_IN, "total_generations=8"]) == 0
     assert files(tmp_path / "store" / "a")["metrics.csv"].count(b"\n") == 9
 
 
-def test_the_same_command_starts_a_run_or_goes_on_with_it(url, tmp_path, capsys):
+def test_the_same_command_starts_or_resumes_a_run(url, capsys, refused):
     store = url.removesuffix("/a")
-    flags = ("--run-dir", "jobs/a", "--or-resume", "--storage", store)
+    command = ("evolve", *SMALL, "--or-resume")
+    stored = (*command, "--run-dir", "jobs/a", "--storage", store)
     # On an empty disk it goes on from the storage, and then from the disk.
     for generations in (6, 8):
-        override = f"total_generations={generations}"
-        assert main(["evolve", *SMALL, override, *flags]) == 0
+        assert main([*stored, f"total_generations={generations}"]) == 0
         assert len(Run.open("jobs/a").rows()) == generations
-    assert main(["evolve", *SMALL, *flags]) == 0
+    assert main(stored) == 0
     assert "8 of 4 generations are done" in capsys.readouterr().out
-    assert main(["evolve", *SMALL, "seed=7", *flags]) == 2
-    assert "seed: expected 7, got 0" in capsys.readouterr().err
-    # Another name begins.
-    flags = ("--run-dir", "jobs/b", "--or-resume")
-    assert main(["evolve", *SMALL, "total_generations=1", *flags]) == 0
-    assert main(["evolve", *SMALL, "seed=7", *flags]) == 2
-    assert "seed: expected 7, got 0" in capsys.readouterr().err
-    assert main(["evolve", *SMALL, "--or-resume"]) == 2
-    assert "expected the folder of the run by --run-dir" in capsys.readouterr().err
+    # A new name starts a new run.
+    local = (*command, "--run-dir", "jobs/b")
+    assert main([*local, "total_generations=1"]) == 0
+    for words in (stored, local):
+        assert "seed: expected 7, got 0" in refused(*words, "seed=7")
+    assert "expected --run-dir DIR, the folder of the run" in refused(*command)
 
 
 def test_a_run_is_evaluated_and_reported_from_its_url(url, tmp_path, capsys):
@@ -319,39 +310,26 @@ def test_results_that_cannot_be_uploaded_are_kept(url, tmp_path, capsys, monkeyp
     line = capsys.readouterr().err.splitlines()[-1]
     assert "evaluation/results.csv" in line
     assert url in line
-    kept = Path(line.rpartition(" ")[2], "evaluation", "results.csv")
-    assert kept.is_file()
+    assert Path(line.rpartition(" ")[2], "evaluation", "results.csv").is_file()
 
 
-@pytest.mark.parametrize(
-    ("storage", "message"),
-    [
-        ("plain", "'plain'"),
-        ("s3://me:secret@bucket/runs", "without credentials"),
-        ("nothing://x", "nothing://x/b"),
-        ("file://{here}/file", "{here}/file/b"),
-        ("file://{here}/store", "resume file://{here}/store/a"),
-    ],
-)
-def test_a_wrong_storage_is_one_line_before_the_training(
-    url, tmp_path, capsys, storage, message
-):
+@yaml_cases("storage, message")
+def test_a_wrong_storage_is_one_line(url, tmp_path, refused, storage, message):
+    """Before training begins."""
     (tmp_path / "file").touch()
     name = "a" if storage.endswith("store") else "b"
     path = tmp_path / "here" / name
     flags = ["--run-dir", str(path), "--storage", storage.format(here=tmp_path)]
-    assert main(["evolve", *SMALL, *flags]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused("evolve", *SMALL, *flags)
     assert line.startswith("marl-pool: storage: ")
     assert message.format(here=tmp_path) in line
     assert not path.exists()
 
 
-def test_a_url_without_a_run_is_one_line(tmp_path, capsys):
+def test_a_url_without_a_run_is_one_line(tmp_path, refused):
     url = f"file://{tmp_path}/nothing"
     for verb in ("resume", "evaluate", "report", "render", "diagnose"):
-        assert main([verb, url]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        line = refused(verb, url)
         assert f"{url}: expected a run" in line
         assert "got no config.yaml" in line
 

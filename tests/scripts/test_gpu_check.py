@@ -1,4 +1,4 @@
-"""The check of a GPU, tried on a CPU: that it runs, and that it finds a fault."""
+"""The GPU check, run on a CPU: it runs, and it finds a fault."""
 
 import importlib
 import json

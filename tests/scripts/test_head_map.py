@@ -21,8 +21,15 @@ from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
 
 HALF, EIGHTH = Fraction(1, 2), Fraction(1, 8)
-STAGES = [(head_map.cells(*place), heads) for *place, heads in head_map.STAGES]
-CELLS = [*dict.fromkeys(cell for cells, _ in STAGES for cell in cells)]
+STAGES = {
+    env: [(head_map.cells(*place), heads) for *place, heads in stages]
+    for env, stages in head_map.STAGES.items()
+}
+CELLS = {
+    env: [*dict.fromkeys(cell for cells, _ in stages for cell in cells)]
+    for env, stages in STAGES.items()
+}
+PLACES = [(env, cell) for env, cells in CELLS.items() for cell in cells]
 TINY = "experiment=simple_centroid total_steps=640 ppo.batch_size=64"
 """Too short to learn; eight steps of eight environments."""
 
@@ -33,6 +40,7 @@ def scored(seeds=5, noise=0.0, **heads):
     rows = [
         {
             "run": f"{head}-{seed}",
+            "env": "simple_centroid",
             "depth": 0,
             "tokens": 8,
             "share": "1/2",
@@ -49,19 +57,25 @@ def scored(seeds=5, noise=0.0, **heads):
     return pd.DataFrame(rows)
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.depth}-{cell.counts}")
-def test_a_cell_has_the_tokens_and_the_share_that_it_says(cell):
-    env = make_batched_env("simple_centroid", num_envs=1, counts=cell.counts, seed=0)
+@pytest.mark.parametrize(
+    ("name", "cell"), PLACES, ids=[f"{e}-{c.depth}-{c.counts}" for e, c in PLACES]
+)
+def test_a_cell_has_the_tokens_and_the_share_that_it_says(name, cell):
+    env = make_batched_env(name, num_envs=1, counts=cell.counts, seed=0)
     env.reset()
-    types = env.observe()["agent"].types.flatten()
-    signal = (types == env.groups["agent"].tokens.type_names.index("signal")).sum()
+    (group,) = env.groups
+    types, spec = env.observe()[group].types.flatten(), env.groups[group].tokens
+    # The observing agent is one of the tokens, but no signal of the map.
+    names = [spec.type_names[kind] for kind in types if kind]
+    signal = sum(name in spec.signal_types for name in names)
     assert len(types) == cell.tokens
     assert signal / len(types) == float(cell.share)
 
 
 def test_a_thirty_second_of_eight_tokens_is_left_out():
     assert not MapCell(0, 8, Fraction(1, 32)).is_possible
-    assert len(CELLS) == 2 * (2 + 3) + 3
+    assert len(CELLS["simple_centroid"]) == 2 * (2 + 3) + 3
+    assert len(CELLS["simple_tag"]) == 2 * 3
 
 
 def test_other_environments_keep_the_share_or_the_tokens():
@@ -75,9 +89,10 @@ def test_other_environments_keep_the_share_or_the_tokens():
     assert "tokens x 1/4" not in MapCell(0, 8, EIGHTH).elsewhere()
 
 
-def test_all_runs_of_a_seed_are_before_those_of_the_next(tmp_path):
-    commands = [*head_map.commands(tmp_path)]
-    for cells, heads in STAGES:
+@pytest.mark.parametrize("env", head_map.STAGES)
+def test_all_runs_of_a_seed_are_before_those_of_the_next(tmp_path, env):
+    commands = [*head_map.commands(tmp_path, env)]
+    for cells, heads in STAGES[env]:
         runs = [(cell, head) for cell in cells for head in heads]
         blind = sum((cell.depth, head) == head_map.BLIND for cell, head in runs)
         for seed in head_map.SEEDS:
@@ -87,16 +102,20 @@ def test_all_runs_of_a_seed_are_before_those_of_the_next(tmp_path):
     assert not len(commands)
 
 
-@pytest.mark.parametrize("number", range(len(CELLS)))
-def test_a_command_is_understood_and_its_run_is_of_its_cell(tmp_path, number):
-    # The number moves on by more than a cell's heads, to meet all of both.
-    words = [*head_map.commands(tmp_path)][33 * number].split()
+@pytest.mark.parametrize(
+    ("env", "number"), [(env, n) for env in CELLS for n in range(len(CELLS[env]))]
+)
+def test_a_command_is_understood_and_its_run_is_of_its_cell(tmp_path, env, number):
+    # The step is longer than a cell's heads and shares no factor with their numbers.
+    commands = [*head_map.commands(tmp_path, env)]
+    words = commands[33 * number % len(commands)].split()
     namespace, overrides = parse(words[1:])
     config = compose(namespace.verb, overrides)
     cell = head_map.cell_of(Run(tmp_path, config, ""))
     head, seed = config["pooling"]["name"], config["seed"]
     assert namespace.run_dir == f"{tmp_path}/{cell.depth}-{cell.counts}-{head}-{seed}"
-    assert cell in CELLS
+    assert cell in CELLS[env]
+    assert config["env"]["name"] == env
     assert config["encoder"]["dim"] == 8
     assert config["ppo"]["dropout"] == 0
 
@@ -119,7 +138,7 @@ def test_the_rise_is_that_of_the_last_fifth(tmp_path, start, rise):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two finished runs, one that has only begun, and the table of the first two."""
+    """Two finished runs, one that has only started, and the table of the first two."""
     folder = tmp_path_factory.mktemp("runs")
     small = "ppo.minibatch_size=64 ppo.num_envs=8 env.max_steps=8 threads=1"
     for cell, head in ((MapCell(0, 8, HALF), "avg"), (MapCell(1, 8, EIGHTH), "gated")):
@@ -150,7 +169,10 @@ def test_finished_runs_are_collected_once(runs):
 
 @pytest.mark.slow
 def test_a_finished_run_is_not_listed_again(runs, tmp_path):
-    assert len([*head_map.commands(runs)]) == len([*head_map.commands(tmp_path)]) - 2
+    listed, all_runs = (
+        [*head_map.commands(folder, "simple_centroid")] for folder in (runs, tmp_path)
+    )
+    assert len(listed) == len(all_runs) - 2
 
 
 def test_a_head_that_is_worse_matters_and_equal_ones_do_not():
@@ -238,12 +260,29 @@ def test_advice_is_tested_on_the_seeds_that_did_not_make_it(verdict):
     table = scored(ada=0.9, max=0.85, avg=0.6, cls=0.8)
     table.loc[table["label"] == "tokens x 4", "score"] = 0.9
     advice = SAYINGS[verdict]
-    # Seeds that made it would say the contrary.
+    # On the seeds that chose it, the result would be the opposite.
     is_seen = table["seed"].isin(advice.seeds)
     table.loc[is_seen, "score"] *= -1
     table.loc[(table["head"] == "cls") & (table["seed"] == 4), "score"] -= 0.1
     row = tables.advice_table(table, (advice,)).splitlines()[-1]
     assert f" | {verdict}" in row
+
+
+def test_in_another_environment_advice_is_tested_on_all_seeds():
+    table = scored(ada=0.9, avg=0.6)
+    both = pd.concat([table, scored(ada=0.6, avg=0.8).assign(env="simple_tag")])
+    row = tables.advice_table(both, (SAYINGS["holds: 0.300"],)).splitlines()[-1]
+    assert row.endswith(
+        "| 0, 1, 2 | holds: 0.300 (0.300 to 0.300), 2 cells and seeds "
+        "| fails: -0.200 (-0.200 to -0.200), 5 cells and seeds |"
+    )
+    # Heads that seeds choose are tested on the other seeds everywhere.
+    row = tables.advice_table(both, (SAYINGS["fails: -0.300"],)).splitlines()[-1]
+    assert row.count("0.300 (0.300 to 0.300), 3 cells and seeds") == 1
+    assert row.endswith("| holds: 0.200 (0.200 to 0.200), 3 cells and seeds |")
+    report = tables.report(both)
+    assert "**Score in simple_tag, as trained**" in report
+    assert report.count("10 runs, 5 seeds of each head in a cell") == 2
 
 
 @pytest.mark.parametrize("seeds", [1, 5])
@@ -261,7 +300,7 @@ def test_incomplete_maps_are_drawn(tmp_path, seeds):
         (["collect", ".", "--out", "map.csv"], "expected finished runs, got none"),
         (["table", "map.csv"], "map.csv: no such file"),
         (["table", "map.csv", "--out", "no/map.png"], "there is no folder no"),
-        (["table", "b.csv"], "b.csv: expected rows with the columns run, depth, "),
+        (["table", "b.csv"], "b.csv: expected rows with the columns run, env, "),
         (["collect", ".", "--out", "b.csv"], "b.csv: expected rows with the columns"),
         (["table", "empty.csv"], "empty.csv: no table: No columns to parse"),
         (["list", "b.csv"], "b.csv: expected a folder, got a file"),

@@ -1,4 +1,4 @@
-"""The policies of the package: complete cards, their page, and the script of both."""
+"""The shipped policies: complete cards, their page, and the script for both."""
 
 import math
 import shlex
@@ -80,7 +80,7 @@ def test_a_command_of_a_card_is_understood(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_return_of_a_card_is_measured_again(name, monkeypatch):
-    # Random actions and the script are not asked about.
+    # Random actions and the scripted policy are not measured.
     monkeypatch.setattr(EvaluationTarget, "baselines", lambda *_, **__: {})
     folder = pretrained_path(name)
     card = PretrainedCard.read(folder)
@@ -93,7 +93,7 @@ def test_the_return_of_a_card_is_measured_again(name, monkeypatch):
     )
     clean = {row.group: row.mean for row in results.results if row.policy == "trained"}
     for group, numbers in card.groups.items():
-        # Another processor may round another way and choose another action.
+        # Another processor may round differently and choose another action.
         assert numbers.returns.low < clean[group] < numbers.returns.high
 
 
@@ -206,12 +206,12 @@ def test_what_is_trained_ships_with_a_card_and_is_measured_again(
     assert {*card.groups} == {"speaker", "listener"}
     assert pretrained.main(["page"]) == 0
     assert "| [`talk`](#talk) |" in pretrained.PAGE.read_text(encoding="utf-8")
-    # A training that is finished is not begun again.
+    # A finished training run is not repeated.
     commits = pretrained.commits_file(package.parent / "runs", "talk")
     text = commits.read_text()
     pretrained.main(["train", "runs", "talk"])
     assert commits.read_text() == text
-    # The facts of the training stay when it is measured again.
+    # The facts about training are kept when the policy is measured again.
     monkeypatch.setattr(pretrained, "EPISODES", 3)
     pretrained.main(["card", "talk", "--replace"])
     again = PretrainedCard.read(package / "talk")

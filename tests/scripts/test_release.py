@@ -1,4 +1,4 @@
-"""Scripts of a release: absolute links of README, and its first example."""
+"""Release scripts: absolute links in the README, and its first example."""
 
 import re
 

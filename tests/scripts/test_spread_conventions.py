@@ -32,5 +32,5 @@ def test_agents_steer_by_the_assignment_of_least_distance():
         distance = torch.cdist(places[row, :count], places[row, count:])
         _, goals = linear_sum_assignment(distance.numpy())
         away = places[row, count:][goals] - places[row, :count]
-        # All rest, so a force points straight at the goal.
+        # All are at rest, so a force points straight at the goal.
         torch.testing.assert_close(force[row], away * 100)

@@ -1,4 +1,4 @@
-"""Arguments of the scripts that tabulate studies."""
+"""Arguments of the scripts that make tables of studies."""
 
 from argparse import ArgumentTypeError
 

@@ -1,11 +1,11 @@
-"""The page of public environments: each row is what a training gives today."""
+"""The page of public environments: each row is what training gives today."""
 
 import pytest
 import zoo
 
 pytestmark = [
     pytest.mark.slow,
-    # The collections' own warnings are no concern of this package.
+    # Warnings of the collections themselves do not matter here.
     pytest.mark.filterwarnings("default"),
 ]
 
@@ -27,7 +27,7 @@ def test_every_collection_has_its_rows_and_the_page_is_written_by_the_script():
     collections = zoo.written()
     assert [*collections] == [*zoo.COLLECTIONS, *zoo.IDS]
     assert zoo.PAGE.read_text(encoding="utf-8") == zoo.page(collections)
-    # An environment of the page is one of the installed collection.
+    # Every environment of the page is in the installed collection.
     for name in {entry.collection for entry in ENTRIES}:
         labels = {entry.label for entry in ENTRIES if entry.collection == name}
         assert labels == {line[0] for line in collections[name]}

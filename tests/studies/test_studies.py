@@ -11,6 +11,8 @@ from marl_pool.cli.main import main
 from marl_pool.config.grid import plan_sweep
 from marl_pool.config.sections import files_of
 from marl_pool.training.supervised import TASKS
+from marl_pool.training.supervised.fit import make_task
+from marl_pool.training.supervised.settings import FitConfig
 from marl_pool_studies.images import load_images
 
 PRESETS = [
@@ -32,9 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_tiny_study_runs_from_one_command(
-    task: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tiny_study_runs_from_one_command(task, data, tmp_path, capsys) -> None:
     run = tmp_path / "run"
     # Sets of vectors are made where the images lie, unless they are there.
     folder = f"data_dir='{tmp_path if task == 'knn_centroid' else data}'"
@@ -52,9 +52,19 @@ def test_a_tiny_study_runs_from_one_command(
     assert "epochs are done" in capsys.readouterr().out
 
 
+TRIALS = {
+    **{"adapool/figure4": 16, "adapool/figure4_paper": 32},
+    **{"adapool/table2": 15, "adapool/table8": 20},
+}
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_composes(preset: str) -> None:
-    plan = plan_sweep([f"experiment={preset}", "scale=cpu"], verb="fit")
+    plan = plan_sweep([f"experiment={preset}"], verb="fit")
     assert len(plan.trials) > 1
-    assert {trial.config["scale"] for trial in plan.trials} == {"cpu"}
+    assert len(plan.trials) == TRIALS.get(preset, len(plan.trials))
+    for trial in plan.trials:
+        make_task(FitConfig.from_plain(trial.config))
     assert len({json.dumps(trial.config) for trial in plan.trials}) == len(plan.trials)
+    smaller = plan_sweep([f"experiment={preset}", "scale=cpu"], verb="fit").trials
+    assert {trial.config["scale"] for trial in smaller} == {"cpu"}

@@ -1,11 +1,11 @@
-"""The ray that is started or joined, and the ends of a wait for it."""
+"""Starting or joining ray, and how waiting for it ends."""
 
 import ast
 import json
 import os
+import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from contextlib import nullcontext
@@ -20,7 +20,8 @@ ray = pytest.importorskip("ray")
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from helpers.paths import ROOT
-from helpers.training import RAY_WARNINGS
+from helpers.training import RAY_WARNINGS, run_python
+from marl_pool.compiled.choice import KERNELS_VARIABLE, use_kernels
 from marl_pool.config import compose
 from marl_pool.training import cluster
 from marl_pool.training.cluster import (
@@ -44,11 +45,12 @@ from marl_pool.training.signals import (
 from marl_pool.utils.errors import InputError, StoppedError
 
 pytestmark = RAY_WARNINGS
+IMPORT = r"^\s*(import|from) ray\b"
 
 
 @pytest.fixture
 def started(monkeypatch) -> list[dict]:
-    """Arguments of the calls of `ray.init`, which does nothing."""
+    """Arguments of calls of `ray.init`, which is replaced and does nothing."""
     calls: list[dict] = []
     context = SimpleNamespace(gcs_address="10.0.0.1:6379")
     for name, result in {
@@ -66,19 +68,25 @@ def started(monkeypatch) -> list[dict]:
 
 
 def test_only_public_names_of_ray_are_used():
-    for room in ("marl_pool", "marl_pool_studies", "scripts"):
-        for file in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text())):
-                names = []
-                if isinstance(node, ast.ImportFrom):
-                    names = [f"{node.module}.{alias.name}" for alias in node.names]
-                elif isinstance(node, ast.Import):
-                    names = [alias.name for alias in node.names]
-                elif isinstance(node, ast.Attribute):
-                    names = [ast.unparse(node)]
-                parts = [n.split(".") for n in names if n.split(".")[0] == "ray"]
-                private = [p for path in parts for p in path if p.startswith("_")]
-                assert not private, f"{file}: {names}"
+    files = [
+        file
+        for room in ("marl_pool", "marl_pool_studies", "scripts")
+        for file in (ROOT / room).rglob("*.py")
+    ]
+    contents = {file: file.read_text() for file in files}
+    users = {f: text for f, text in contents.items() if re.search(IMPORT, text, re.M)}
+    assert users
+    for file, text in users.items():
+        for node in ast.walk(ast.parse(text)):
+            names = []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.Attribute):
+                names = [ast.unparse(node)]
+            private = [name for name in names if re.match(r"ray\.(.*\.)?_", name)]
+            assert not private, f"{file}: {names}"
 
 
 def test_ray_leaves_the_handlers_of_signals_as_they_were(started, monkeypatch):
@@ -105,19 +113,19 @@ def test_a_call_of_ray_hides_no_signal():
         assert exit_status(KeyboardInterrupt()) == 130
 
 
-def test_no_address_is_a_ray_of_ones_own(started, capsys):
-    with ray_session(None, num_cpus=3):
+def test_without_an_address_a_local_ray_is_started(started, capsys):
+    with use_kernels("torch"), ray_session(None, num_cpus=3):
         pass
     (call,) = started
+    # Its processes use the same kernels.
+    assert call["runtime_env"]["env_vars"][KERNELS_VARIABLE] == "torch"
     # None would join whatever `ray start` ran on this machine.
     assert (call["address"], call["num_cpus"]) == ("local", 3)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("key", ["sweep.address", RAY_ADDRESS])
-def test_a_cluster_is_joined_with_its_own_cpus_and_named(
-    started, capsys, monkeypatch, key
-):
+def test_a_cluster_is_joined_with_its_cpus(started, capsys, monkeypatch, key):
     address = "head:6379"
     if key == RAY_ADDRESS:
         monkeypatch.setenv(RAY_ADDRESS, address)
@@ -146,7 +154,7 @@ def test_variables_that_a_job_sets_are_left_to_it(started, monkeypatch):
     assert environment["env_vars"]["MINE"] == "1"
 
 
-def test_own_modules_are_shipped_to_a_cluster(started, monkeypatch, tmp_path):
+def test_modules_of_the_user_are_shipped_to_a_cluster(started, monkeypatch, tmp_path):
     package, file = tmp_path / "brought", tmp_path / "alone.py"
     installed = tmp_path / "site-packages"
     package.mkdir()
@@ -171,14 +179,23 @@ def test_own_modules_are_shipped_to_a_cluster(started, monkeypatch, tmp_path):
     assert str(tmp_path) in local["env_vars"]["PYTHONPATH"].split(os.pathsep)
 
 
-@pytest.mark.parametrize("failures", [1, 2])
-def test_a_start_that_fails_is_tried_once_more(started, monkeypatch, capsys, failures):
+@pytest.fixture
+def refusing(started, monkeypatch) -> list[Exception]:
+    """Errors that the next calls of `ray.init` raise."""
+    errors: list[Exception] = []
+
     def init(**options):
         started.append(options)
-        if len(started) <= failures:
-            raise RuntimeError("The node timed out\nduring startup")
+        if errors:
+            raise errors.pop()
 
     monkeypatch.setattr(ray, "init", init)
+    return errors
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_start_that_fails_is_tried_once_more(started, refusing, capsys, failures):
+    refusing += [RuntimeError("The node timed out\nduring startup")] * failures
     refusal = pytest.raises(StoppedError, match=r"node timed out during")
     with refusal if failures == 2 else nullcontext() as caught:  # noqa: SIM117
         with ray_session(None, num_cpus=1):
@@ -188,24 +205,16 @@ def test_a_start_that_fails_is_tried_once_more(started, monkeypatch, capsys, fai
     assert "trying again: The node timed out" in capsys.readouterr().err
 
 
-def test_a_cluster_that_cannot_be_joined_is_named(started, monkeypatch):
-    def init(**options):
-        started.append(options)
-        raise ConnectionError("Failed to connect")
-
-    monkeypatch.setattr(ray, "init", init)
+def test_a_cluster_that_cannot_be_joined_is_named(started, refusing, monkeypatch):
+    refusing.append(ConnectionError("Failed to connect"))
     monkeypatch.setenv(RAY_ADDRESS, "head:1")
-    with (
-        pytest.raises(InputError, match=r"RAY_ADDRESS: .* head:1: Failed to connect"),
-        ray_session(None, num_cpus=1),
-    ):
+    message = r"RAY_ADDRESS: .* head:1: Failed to connect"
+    with pytest.raises(InputError, match=message), ray_session(None, num_cpus=1):
         pass
     assert len(started) == 1
 
 
-def test_a_head_that_does_not_answer_is_not_waited_for_without_a_word(
-    monkeypatch, capsys
-):
+def test_waiting_for_a_silent_head_is_announced_and_limited(monkeypatch, capsys):
     monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.3)
     monkeypatch.setattr(cluster, "JOIN_INTERVAL", 0.1)
     monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("ray would hang"))
@@ -213,10 +222,8 @@ def test_a_head_that_does_not_answer_is_not_waited_for_without_a_word(
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
         # It is bound, but nothing listens.
-        with (
-            pytest.raises(InputError) as caught,
-            ray_session(address, num_cpus=1, key="sweep.address"),
-        ):
+        session = ray_session(address, num_cpus=1, key="sweep.address")
+        with pytest.raises(InputError) as caught, session:
             pass
         for part in ("sweep.address: ", address, "refused"):
             assert part in str(caught.value)
@@ -231,7 +238,7 @@ def test_a_head_that_does_not_answer_is_not_waited_for_without_a_word(
     cluster.await_head("ray://127.0.0.1:1")
 
 
-def test_a_mute_head_is_waited_for_no_longer_than_one_that_refuses(monkeypatch):
+def test_waiting_for_a_head_that_never_answers_is_limited_too(monkeypatch):
     elapsed, limits = [0.0], []
 
     def connect(address, limit):
@@ -252,9 +259,7 @@ def test_a_mute_head_is_waited_for_no_longer_than_one_that_refuses(monkeypatch):
 
 
 @pytest.mark.parametrize("grows", [False, True])
-def test_machines_that_an_autoscaler_may_bring_are_waited_for(
-    started, monkeypatch, capsys, grows
-):
+def test_an_autoscaler_is_waited_for(started, monkeypatch, capsys, grows):
     labels = {"ray.io/node-id": "0f", **({"ray.io/node-group": "gpu"} if grows else {})}
     monkeypatch.setattr(ray, "nodes", lambda: [{"Labels": labels}])
     assert validate_cluster({"CPU": 8, "GPU": 0}) == START_SECONDS
@@ -279,12 +284,9 @@ def test_learners_do_not_share_a_gpu():
 
 
 def test_a_wait_prints_lines_and_ends_at_its_limit(capfd):
-    stuck = threading.Event().wait
-    with (
-        pytest.raises(TimeoutError, match="starting 2 CPUs: not within"),
-        patience("starting 2 CPUs", 0.1, interval=0.02),
-    ):
-        stuck()
+    limit = patience("starting 2 CPUs", 0.5, interval=0.02)
+    with pytest.raises(TimeoutError, match="starting 2 CPUs: not within"), limit:
+        threading.Event().wait()
     assert "marl-pool: starting 2 CPUs: 0 s" in capfd.readouterr().err
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
@@ -295,20 +297,18 @@ def test_ctrl_c_ends_a_wait_as_such():
         signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize(
-    ("ending", "line", "status"),
-    [("os._exit(1)", "lost; resume\n", 1), ("sys.exit(3)", "", 3)],
-)
-def test_a_process_that_ends_without_a_word_leaves_one(ending, line, status):
-    script = (
-        "import os, sys\n"
-        "from marl_pool.training.cluster import last_line\n"
-        "with last_line('lost; resume'):\n"
-        f"    {ending}\n"
-    )
-    command = [sys.executable, "-c", script]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert (result.stderr, result.returncode) == (line, status)
+def test_a_process_that_dies_prints_its_message():
+    script = """
+import os, sys
+from marl_pool.training.cluster import print_at_death
+for name, end, status in (("_exit", os._exit, 1), ("sys.exit", sys.exit, 3)):
+    if not (child := os.fork()):
+        with print_at_death(f"lost by {name}"):
+            end(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    result = run_python("-c", script)
+    assert (result.stdout, result.stderr) == ("1\n3\n", "lost by _exit\n")
 
 
 def test_every_part_of_a_batch_has_every_module():
@@ -328,8 +328,8 @@ def test_every_part_of_a_batch_has_every_module():
 
     # RLlib would give the fox to one of the learners.
     episodes = [chunk("fox", 0, 7), *(chunk("hen", i, 7) for i in (1, 2, 3))]
-    rare = chunk("rare", 4, 1)
-    parts = ModuleShards(episodes=[*episodes, rare]).shard(2, len_lookback_buffer=1)
+    episodes.append(chunk("rare", 4, 1))
+    parts = ModuleShards(episodes=episodes).shard(2, len_lookback_buffer=1)
     rows = [episode_rows(data.episodes) for data, _ in parts]
     assert [set(shard) for shard in rows] == [{"fox", "hen"}] * 2
     for module, agents in {"fox": [0], "hen": [1, 2, 3]}.items():

@@ -1,63 +1,55 @@
 """Ctrl-C, as a user presses it, and SIGTERM, as a scheduler sends it."""
 
 import signal
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ray")
 
-from helpers.training import PATIENCE, wait_for_rows
+from helpers.training import PATIENCE, start_python, wait_for_rows
 from marl_pool.cli.main import main
 from marl_pool.runs.run import Run
 from marl_pool.training.signals import Interruptible, Terminated
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-m", "marl_pool"]
 SMALL = [
     *("env.num_noise=2", "env.max_steps=8", "encoder.num_layers=1", "ppo.num_envs=4"),
     *("ppo.batch_size=32", "ppo.minibatch_size=32", "ppo.num_epochs=1", "threads=1"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("runners", "number", "status"), [(1, "SIGTERM", 143), (1, "SIGINT", 130)]
-)
-def test_a_signal_leaves_a_run_that_resumes(tmp_path, capsys, runners, number, status):
-    path = tmp_path / "run"
-    process = subprocess.Popen(
-        [
-            *(*COMMAND, "train", "--run-dir", str(path), *SMALL),
-            *(f"--num-env-runners={runners}", "total_steps=10_000_000"),
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for_rows(path, process, 3)
-    process.send_signal(signal.Signals[number])
+def stopped(path: Path, number: signal.Signals, command: list[str]) -> int:
+    """Send a signal to a training run; return the iteration that it saved."""
+    logged = len(Run.open(path).rows()) if path.exists() else 0
+    process = start_python("-m", "marl_pool", *command)
+    wait_for_rows(path, process, logged + 3)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == status, errors
+    assert process.returncode == 128 + number, errors
     assert f"marl-pool: stopped; resume with: marl-pool resume {path}" in errors
     assert "Traceback" not in errors
     run = Run.open(path)
     iteration = int(run.rows()[-1]["iteration"])
+    assert iteration > logged
     assert run.latest_checkpoint().name == f"iter_{iteration:06d}"
     assert (run.policy_dir / "config.json").is_file()
-    override = f"total_steps={32 * (iteration + 2)}"
-    resumed = subprocess.run(
-        [*COMMAND, "resume", str(path), override],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert resumed.returncode == 0, resumed.stderr
-    iterations = [row["iteration"] for row in Run.open(path).rows()]
-    assert iterations == list(range(1, iteration + 3))
-    assert main(["resume", str(path), override]) == 0
+    return iteration
+
+
+def test_a_signal_leaves_a_run_that_resumes(tmp_path, capsys):
+    path = tmp_path / "run"
+    endless = ["--num-env-runners=1", "total_steps=10_000_000"]
+    train = ["train", "--run-dir", str(path), *SMALL, *endless]
+    stopped(path, signal.SIGTERM, train)
+    iteration = stopped(path, signal.SIGINT, ["resume", str(path)])
+    overrides = [f"total_steps={32 * (iteration + 2)}", "resources.num_env_runners=0"]
+    for _ in range(2):
+        assert main(["resume", str(path), *overrides]) == 0
+        iterations = [row["iteration"] for row in Run.open(path).rows()]
+        assert iterations == list(range(1, iteration + 3))
     assert "steps are done; nothing to do" in capsys.readouterr().out
-    assert len(Run.open(path).rows()) == iteration + 2
 
 
 def test_sigterm_after_the_warning_lets_the_checkpoint_be_saved():

@@ -1,6 +1,7 @@
-"""Trainings on a cluster that runs already, and what is left when ray dies."""
+"""Training on a running cluster, and what is left when ray dies."""
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -18,14 +19,20 @@ import pytest
 pytest.importorskip("ray")
 
 from helpers.ppo import run_of
-from helpers.training import PATIENCE, RAY_WARNINGS, wait_for_rows
+from helpers.training import (
+    PATIENCE,
+    RAY_WARNINGS,
+    run_python,
+    start_python,
+    wait_for_rows,
+)
 from marl_pool.config import compose
 from marl_pool.runs.run import Run
 from marl_pool.training.cluster import RAY_ADDRESS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster"), *RAY_WARNINGS]
 
-TRAIN = [sys.executable, "-m", "marl_pool", "train"]
+TRAIN = ["-m", "marl_pool", "train"]
 SMALL = [
     *("env.num_noise=2", "env.max_steps=8", "encoder.num_layers=1", "ppo.num_envs=4"),
     *("ppo.batch_size=32", "ppo.minibatch_size=32", "ppo.num_epochs=1"),
@@ -48,8 +55,8 @@ input()
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[str]:
-    """Address of a cluster of two CPUs, which demands a token."""
-    # Paths of sockets are short, and the machine's own last cluster stays what it is.
+    """The address of a cluster with two CPUs that requires a token."""
+    # Socket paths must be short, and the machine's record of its last cluster is kept.
     folder = tempfile.mkdtemp(dir="/tmp")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -84,22 +91,13 @@ def head() -> Iterator[str]:
 
 
 def train(path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [*TRAIN, "--run-dir", str(path), *SMALL, *arguments],
-        env={**os.environ, **AUTH, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    words = [*TRAIN, "--run-dir", path, *SMALL, *arguments]
+    return run_python(*words, env={**os.environ, **AUTH, **variables})
 
 
 def test_a_run_joins_the_cluster_of_its_environment(tmp_path, head):
-    result = train(
-        tmp_path / "run",
-        *("--num-env-runners=1", "total_steps=64"),
-        **{RAY_ADDRESS: head},
-    )
+    options = ("--num-env-runners=1", "total_steps=64")
+    result = train(tmp_path / "run", *options, **{RAY_ADDRESS: head})
     assert result.returncode == 0, result.stderr
     lines = result.stderr.splitlines()
     first = next(line for line in lines if "joined" in line)
@@ -119,14 +117,10 @@ def test_more_cpus_than_a_cluster_has_are_refused(tmp_path, head):
 
 
 def test_a_cluster_without_a_free_cpu_is_not_waited_for_forever(tmp_path, head):
-    occupying = subprocess.Popen(
-        [sys.executable, "-c", OCCUPY, head],
-        env={**os.environ, **AUTH},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with occupying:
+    variables = {**os.environ, **AUTH}
+    with start_python(
+        *("-c", OCCUPY, head), env=variables, stdin=subprocess.PIPE, stderr=None
+    ) as occupying:
         assert occupying.stdout.readline() == "occupied\n"
         arguments = ("--num-env-runners=2", f"--address={head}", "time_limit=19")
         result = train(tmp_path / "run", *arguments)
@@ -139,15 +133,8 @@ def test_a_cluster_without_a_free_cpu_is_not_waited_for_forever(tmp_path, head):
 
 def test_a_killed_raylet_ends_a_run_that_can_be_resumed(tmp_path):
     path = tmp_path / "run"
-    process = subprocess.Popen(
-        [
-            *(*TRAIN, "--run-dir", str(path), *SMALL),
-            *("--num-env-runners=1", "total_steps=10_000_000"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    endless = ("--num-env-runners=1", "total_steps=10_000_000")
+    process = start_python(*TRAIN, "--run-dir", path, *SMALL, *endless)
     wait_for_rows(path, process, 3)
     threads = Path(f"/proc/{process.pid}/task").glob("*/children")
     children = [int(number) for file in threads for number in file.read_text().split()]
@@ -171,7 +158,7 @@ def test_every_learner_has_rows_of_every_module(tmp_path):
     farm = ["env=helpers.farm:FoxAndHens", "ppo.num_envs=1", "total_steps=16"]
     base = [text for text in SMALL if not text.startswith(("env.", "ppo.num_envs"))]
     config = compose("train", [*base, *farm, "resources.num_learners=2"])
-    (first, last) = run_of(tmp_path / "run", config).rows()
-    for row in (first, last):
-        assert row["fox/policy_loss"] == row["fox/policy_loss"]
-        assert row["hen/policy_loss"] == row["hen/policy_loss"]
+    rows = run_of(tmp_path / "run", config).rows()
+    assert len(rows) == 2
+    for row in rows:
+        assert not math.isnan(row["fox/policy_loss"] + row["hen/policy_loss"])

@@ -1,8 +1,7 @@
-"""Trainings on a Ray cluster of two nodes, one of which may die."""
+"""Training on a Ray cluster of two nodes, one of which may die."""
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from helpers.training import PATIENCE, wait_for_rows
+from helpers.training import PATIENCE, run_python, start_python, wait_for_rows
 from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import read_table
 
@@ -62,55 +61,79 @@ ENV = {
 class Nodes:
     """A cluster in a separate process.
 
-    Args:
+    Attributes:
         folder: working folder of the commands that join it.
+        intact: False once a node was killed.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CLUSTER],
-            env=ENV,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self) -> None:
+        self.folder, self.intact = Path(), True
+        pipes = {"stdin": subprocess.PIPE, "stderr": None}
+        self.process = start_python("-c", CLUSTER, env=ENV, **pipes)
         self.address = self.process.stdout.readline().strip()
+        assert self.address, "the cluster did not start"
 
     def kill_one(self, name: str = "") -> None:
+        self.intact = False
         self.process.stdin.write(f"{name}\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "removed\n"
 
     def start(self, *words: str, **variables: str) -> subprocess.Popen:
         """Start a command that joins the cluster."""
-        return subprocess.Popen(
-            [sys.executable, "-c", COMMAND, *words, "--address", self.address],
-            cwd=self.folder,
-            env={**ENV, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = ("-c", COMMAND, *words, "--address", self.address)
+        return start_python(*command, cwd=self.folder, env={**ENV, **variables})
 
-    def close(self) -> None:
-        self.process.communicate(timeout=PATIENCE)
+    def finish(self, *words: str, **variables: str) -> None:
+        """Run a command that joins the cluster and succeeds."""
+        process = self.start(*words, **variables)
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, errors
+
+
+@pytest.fixture(scope="module")
+def intact_clusters() -> Iterator[list[Nodes]]:
+    """The cluster that a later test can use, if there is one."""
+    clusters: list[Nodes] = []
+    yield clusters
+    for nodes in clusters:
+        nodes.process.communicate(timeout=PATIENCE)
 
 
 @pytest.fixture
-def nodes(tmp_path) -> Iterator[Nodes]:
-    nodes = Nodes(tmp_path)
+def nodes(intact_clusters, tmp_path) -> Iterator[Nodes]:
+    nodes = intact_clusters.pop() if intact_clusters else Nodes()
+    nodes.folder = tmp_path
     yield nodes
-    nodes.close()
+    if nodes.intact:
+        intact_clusters.append(nodes)
+    else:
+        nodes.process.communicate(timeout=PATIENCE)
 
 
-def test_two_runners_and_two_learners(nodes, tmp_path):
-    process = nodes.start(
-        *("train", "--run-dir", "run", *SMALL, "total_steps=256"),
+HERD = """
+import length
+from marl_pool.envs.particles.simple_centroid import SimpleCentroid
+
+
+class Herd(SimpleCentroid):
+    def __init__(self, num_envs, **options):
+        super().__init__(num_envs, max_steps=length.STEPS, **options)
+"""
+
+
+def test_two_runners_and_two_learners_on_nodes_that_lack_the_plug_in(nodes, tmp_path):
+    package = tmp_path / "plug_ins" / "herd"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(HERD)
+    (package.parent / "length.py").write_text("STEPS = 8\n")
+    small = [override for override in SMALL if not override.startswith("env.")]
+    nodes.finish(
+        *("train", "--run-dir", "run", *small, "env=herd:Herd", "total_steps=256"),
         *("--num-env-runners=2", "--num-learners=2"),
+        # A folder that is missing from the nodes' working folder.
+        PYTHONPATH=os.pathsep.join(["plug_ins", ENV["PYTHONPATH"]]),
     )
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
     run = Run.open(tmp_path / "run")
     assert run.rows()[-1]["env_steps"] >= 256
     assert not run.damage_of(run.latest_checkpoint())
@@ -120,32 +143,20 @@ def test_a_sweep_of_four_trials_and_its_storage(nodes, tmp_path):
     store = f"file://{tmp_path}/store"
     words = ("sweep", "--sweep-dir", "study", "--storage", store, *SMALL)
     job = (*words, "total_steps=128", "seed=0,1,2,3", "--or-resume")
-    process = nodes.start(*job)
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
+    nodes.finish(*job)
     table = read_table(tmp_path / "study")
     assert {row["status"] for row in table} == {"finished"}
-    # Without the folder, the storage has all of it: for the same command again,
+    # Without the folder, the storage suffices for the same command
     (tmp_path / "study").rename(tmp_path / "gone")
-    again = nodes.start(*job)
-    _, errors = again.communicate(timeout=PATIENCE)
-    assert again.returncode == 0, errors
+    nodes.finish(*job)
     assert read_table(tmp_path / "study") == table
-    # and for another one.
-    resumed = subprocess.run(
-        [sys.executable, "-m", "marl_pool", "resume", f"{store}/study"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # and for `resume`.
+    resumed = run_python("-m", "marl_pool", "resume", f"{store}/study", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert read_table(tmp_path / "sweeps" / "study") == table
 
 
-def test_a_training_goes_on_when_a_node_dies_and_ends_resumable_without_any(
-    nodes, tmp_path
-):
+def test_training_survives_the_death_of_one_node_but_not_of_both(nodes, tmp_path):
     words = ("train", "--run-dir", "run", *SMALL, "total_steps=1_000_000")
     process = nodes.start(*words, "--num-env-runners=2", "time_limit=600")
     wait_for_rows(tmp_path / "run", process, 3)
@@ -160,14 +171,14 @@ def test_a_training_goes_on_when_a_node_dies_and_ends_resumable_without_any(
 
 
 def end_of(process: subprocess.Popen) -> str:
-    """Wait for a training that fails, and return the last line of what it says."""
+    """Wait for a training run to fail; return the last line that it prints."""
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "Traceback" not in errors
     return errors.splitlines()[-1]
 
 
-def test_a_trial_goes_on_elsewhere_when_its_node_dies(nodes, tmp_path):
+def test_a_trial_continues_on_the_other_node_when_its_own_dies(nodes, tmp_path):
     words = ("sweep", "--sweep-dir", "study", *SMALL, "seed=0,1", "total_steps=9600")
     process = nodes.start(*words, "--cpus-per-trial=2")  # one on each node
     for seed in range(2):
@@ -183,7 +194,7 @@ def test_a_trial_goes_on_elsewhere_when_its_node_dies(nodes, tmp_path):
         assert steps[-1] >= 9600
 
 
-def test_a_training_whose_head_dies_ends_resumable(nodes, tmp_path):
+def test_a_training_run_whose_head_dies_can_be_resumed(nodes, tmp_path):
     words = ("train", "--run-dir", "run", *SMALL, "total_steps=1_000_000")
     process = nodes.start(*words, "--num-env-runners=2", "time_limit=600")
     wait_for_rows(tmp_path / "run", process, 3)
@@ -191,31 +202,3 @@ def test_a_training_whose_head_dies_ends_resumable(nodes, tmp_path):
     assert "resume with: marl-pool resume run" in end_of(process)
     run = Run.open(tmp_path / "run")
     assert not run.damage_of(run.latest_checkpoint())
-
-
-HERD = """
-import length
-from marl_pool.envs.particles.simple_centroid import SimpleCentroid
-
-
-class Herd(SimpleCentroid):
-    def __init__(self, num_envs, **options):
-        super().__init__(num_envs, max_steps=length.STEPS, **options)
-"""
-
-
-def test_plug_ins_reach_nodes_that_lack_them(nodes, tmp_path):
-    package = tmp_path / "plug_ins" / "herd"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(HERD)
-    (package.parent / "length.py").write_text("STEPS = 8\n")
-    small = [override for override in SMALL if not override.startswith("env.")]
-    process = nodes.start(
-        *("train", "--run-dir", "run", *small, "env=herd:Herd"),
-        *("total_steps=64", "--num-env-runners=2"),
-        # A folder that the working folder of the nodes does not have.
-        PYTHONPATH=os.pathsep.join(["plug_ins", ENV["PYTHONPATH"]]),
-    )
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
-    assert Run.open(tmp_path / "run").rows()[-1]["env_steps"] >= 64

@@ -1,4 +1,4 @@
-"""The line of a user's code in an error of one line."""
+"""One-line errors name the line of the user's code."""
 
 import errno
 import sys
@@ -21,7 +21,7 @@ MODULE = "helpers.rule_breaker:Breaker"
 
 
 class Careless(Breaker):
-    """Raises in its own line, in NumPy's or in this package's."""
+    """An env that raises in its own code, in NumPy's or in this package's."""
 
     def step(self, actions):
         if self.fault == "numpy":
@@ -96,7 +96,7 @@ class Fatal(BaseException):
         (StopIteration("no map is left"), "StopIteration: no map is left"),
     ],
 )
-def test_what_would_end_the_process_is_an_error_of_the_environment(fatal, message):
+def test_exceptions_that_would_exit_become_env_errors(fatal, message):
     def fail():
         raise fatal
 
@@ -121,8 +121,11 @@ def traceback_files(error):
         (OSError(errno.ENOSPC, "full", "/disk/file"), "/disk/file: full"),
         (OSError(errno.EROFS, "read-only"), "read-only"),
         (FileNotFoundError(errno.ENOENT, "none", "/disk/file"), ""),
-        (MemoryError(), "the memory is used up: MemoryError"),
-        (RuntimeError("[enforce fail] can't allocate memory: 9 bytes"), "the memory"),
+        (MemoryError(), "out of memory: MemoryError"),
+        (
+            RuntimeError("[enforce fail] can't allocate memory: 9 bytes"),
+            "out of memory: ",
+        ),
         (RuntimeError("a bug"), ""),
     ],
 )

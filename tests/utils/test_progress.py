@@ -1,4 +1,4 @@
-"""Progress that never falls silent, measures what ends the work and fits a terminal."""
+"""Progress: shown without updates, by the first limit, and fitted to the terminal."""
 
 import io
 import time
@@ -39,7 +39,7 @@ def test_short_work_of_unknown_size_prints_nothing():
     assert stream.getvalue() == ""
 
 
-def test_the_bar_measures_what_ends_the_work_first():
+def test_progress_follows_the_limit_that_is_reached_first():
     clock = Clock()
     progress = Progress(1000, time_limit=20, clock=clock, stream=io.StringIO())
     clock.seconds += 10
@@ -85,7 +85,7 @@ def test_a_table_leaves_out_the_least_important_columns_first(monkeypatch):
     for width, kept in (("60", "ABCD"), ("50", "ABD"), ("40", "BD"), ("25", "B")):
         monkeypatch.setenv("COLUMNS", width)
         stream.truncate(0)
-        print_table(columns, [row], title="t", spared=[3, 1])
+        print_table(columns, [row], title="t", drop_first=[3, 1])
         assert [c for c in "ABCD" if c * 9 in stream.getvalue()] == list(kept)
 
 

@@ -21,7 +21,7 @@ from marl_pool.utils.randomness import (
 )
 
 UNLIKELY = 1e-4
-"""The share of true generators that a statistical test here would refuse."""
+"""The significance level: share of true generators that a test here rejects."""
 
 
 def make_key(seed: int = 0, env: int = 0, episode: int = 0, purpose: int = 1) -> Tensor:
@@ -30,7 +30,7 @@ def make_key(seed: int = 0, env: int = 0, episode: int = 0, purpose: int = 1) ->
 
 
 def serve(stream: Stream, steps: int) -> Tensor:
-    """The next ``steps`` steps, ``(steps, num_envs, size)``."""
+    """Return the next ``steps`` steps, ``(steps, num_envs, size)``."""
     return torch.stack([stream.next().clone() for _ in range(steps)])
 
 
@@ -54,7 +54,7 @@ def test_one_stream_is_uniform(seed: int) -> None:
 
 
 def test_first_numbers_of_many_streams_are_uniform() -> None:
-    """Neighbouring names must not give neighbouring numbers."""
+    """Neighbouring keys must not give neighbouring numbers."""
     env_ids = torch.arange(50_000)
     for keys in (
         stream_keys(3, env_ids, torch.zeros_like(env_ids), Purpose.RESET),
@@ -200,7 +200,7 @@ def test_a_restart_of_all_equals_a_partial_one_of_all() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 3, 4, 6])
-def test_taken_streams_go_on_where_they_stand(steps: int) -> None:
+def test_selected_streams_continue_where_they_are(steps: int) -> None:
     stream = make()
     for _ in range(steps):
         stream.next()

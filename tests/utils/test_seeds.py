@@ -13,7 +13,7 @@ from marl_pool.utils.randomness import process_seed, seed_process
 
 @pytest.fixture(autouse=True)
 def state() -> Iterator[None]:
-    """Leave torch's mode and the generators as they were."""
+    """Restore torch's mode and the generators after the test."""
     mode = torch.are_deterministic_algorithms_enabled()
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     yield
@@ -38,7 +38,7 @@ def test_a_seed_fixes_every_generator(seed: int) -> None:
     assert not {*first} & {*third}
 
 
-def test_a_seed_is_that_of_torch_and_numpy_and_the_mode_theirs() -> None:
+def test_seed_process_sets_the_torch_seed_and_deterministic_mode() -> None:
     seed_process(7)
     assert torch.initial_seed() == 7
     number = float(torch.rand(()))

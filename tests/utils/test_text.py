@@ -1,4 +1,4 @@
-"""Text from strangers: on a screen, in a shell, in a spreadsheet, in a picture."""
+"""Untrusted text: in a terminal, a shell, a spreadsheet and a picture."""
 
 import csv
 import json
@@ -54,8 +54,8 @@ def test_what_is_printed_is_one_line_without_control_characters(text):
     assert not any(unicodedata.category(character) in HIDDEN for character in line)
 
 
-def test_a_command_that_is_shown_runs_as_it_says(tmp_path):
-    """A name that is a command substitution is a name where we quote it."""
+def test_printed_resume_command_quotes_the_path(tmp_path):
+    """A quoted name that holds a command substitution stays a plain name."""
     assert shlex.split(quoted(SHELL)) == [SHELL]
     line = resume_command(Path(SHELL))
     words = shlex.split(line)

@@ -95,7 +95,7 @@ def _compiles(
 def run(inputs: NetworkInputs) -> Tensor:
     """Run the network forward; see `marl_pool.compiled.native.call.run`.
 
-    There is no dropout. The result of a set with a type out of range is not a number.
+    There is no dropout. The result of a set with a type out of range is NaN.
     """
     call, out = _Launch(inputs), new_result(inputs)
     if len(out):
@@ -106,7 +106,7 @@ def run(inputs: NetworkInputs) -> Tensor:
 def gradients(
     inputs: NetworkInputs, out_gradient: Tensor, *, for_values: bool = False
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the gradients by the values, if asked for, and by each parameter.
+    """Return the gradients of the values, if requested, and of each parameter.
 
     The arguments are as in `marl_pool.compiled.native.call.gradients`.
     """
@@ -146,7 +146,7 @@ def _starts(counts: tuple[int, ...]) -> tuple[list[int], int]:
 
 
 def _pack(parameters: Sequence[Tensor]) -> Tensor:
-    """Copy parameters one behind the other, as `_starts` says."""
+    """Copy parameters one after the other, at the places of `_starts`."""
     parts, zeros = [], parameters[0].new_zeros(3)
     for parameter in parameters:
         parts.append(parameter.reshape(-1))

@@ -26,7 +26,7 @@ def nvrtc() -> ctypes.CDLL | None:
     name = f"libnvrtc.so.{(torch.version.cuda or '').partition('.')[0]}"
     for file in [*_in_wheels(name), name]:
         try:
-            # NVRTC looks for this part by its name alone; one that is loaded is found.
+            # NVRTC looks for this part by its name alone, and finds one that is loaded.
             if file != name:
                 for part in Path(file).parent.glob("libnvrtc-builtins.so.*"):
                     ctypes.CDLL(str(part))

@@ -2,7 +2,7 @@
 
 The kernel's lanes are rows of the batch: as many sets as a register has numbers, 16 of
 float32 with AVX-512, go through embedding, layers and pooling while they stay in the
-cache. The forward pass is computed again for the gradient. Start reading in
+cache. The forward pass is recomputed for the gradient. Start reading in
 ``src/network.hpp``.
 """
 
@@ -36,8 +36,8 @@ _threads = ContextVar[int | None]("threads", default=None)
 def threads_for_kernel() -> Iterator[None]:
     """Leave torch's threads to the kernel; torch itself computes with one.
 
-    Torch's threads synchronize at every small operation. Where another process uses a
-    core they cost several times what they gain; the kernel's meet once a call.
+    Torch's threads synchronize at every small operation. If another process uses a
+    core, they cost several times what they gain; the kernel's meet once per call.
     """
     token = _threads.set(torch.get_num_threads())
     try:
@@ -85,11 +85,11 @@ class NetworkSizes:
     """Sizes and options of a network, without a batch's.
 
     Args:
-        features: F, number of features of a token; 0 if the input is embedded already.
+        features: F, number of features of a token; 0 if the input is already embedded.
         types: K, number of types with a learned embedding; 0 for none.
         type_width: width of the type embedding.
         input_activation: code of the activation after the embedding.
-        extra: number of learned tokens before the others.
+        extra: number of learned tokens, which come first.
         dim: D, width of the vectors.
         layers: number of layers.
         heads: number of attention heads of each layer.
@@ -164,7 +164,7 @@ def parameter_shapes(sizes: NetworkSizes) -> list[tuple[int, ...]]:
 def require(holds: bool, expected: str) -> None:
     """Raise an error unless the kernel reads and writes within its arguments' memory.
 
-    It is no ``assert``, which ``python -O`` leaves out.
+    This is not an ``assert``, which ``python -O`` leaves out.
 
     Raises:
         ValueError: ``holds`` is False.
@@ -202,8 +202,7 @@ def require_memory(
 def library() -> ctypes.CDLL | None:
     """Load the kernel that fits this machine; None if none was built.
 
-    A kernel that was built from other sources than those here is not used, and a
-    warning says so.
+    A kernel built from other sources is not used, and a warning says so.
     """
     built = {path.stem.removeprefix("kernel-"): path for path in _libraries()}
     if not built:
@@ -215,8 +214,8 @@ def library() -> ctypes.CDLL | None:
     kernel.marl_pool_sources.restype = ctypes.c_char_p
     if kernel.marl_pool_sources() != _hash_sources():
         warnings.warn(
-            "the compiled kernel is of another version of marl_pool, so torch computes "
-            "everything: install the package again",
+            "the compiled kernel is from another version of marl_pool, so torch "
+            "computes everything: install the package again",
             stacklevel=2,
         )
         return None
@@ -224,7 +223,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _libraries() -> list[Path]:
-    """Find the libraries: beside this file, or of an editable installation."""
+    """Find the libraries: beside this file, or in an editable installation."""
     installed = Path(sysconfig.get_path("platlib"), "marl_pool", "compiled", "native")
     folders = (Path(__file__).parent, installed)
     libraries = (list(folder.glob("kernel-*.so")) for folder in folders)
@@ -268,20 +267,19 @@ def result_shape(inputs: NetworkInputs) -> tuple[int, ...]:
 def gradients(
     inputs: NetworkInputs, out_gradient: Tensor, *, for_values: bool = False
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the gradients by the values, if asked for, and by each parameter.
+    """Return the gradients of the values, if requested, and of each parameter.
 
     Args:
         inputs: as in `run`.
-        out_gradient: gradient by the result of `run`.
-        for_values: compute the gradient by the values, too.
+        out_gradient: gradient of the result of `run`.
+        for_values: compute the gradient of the values too.
     """
     call = KernelCall(inputs)
     values, parameters = inputs.values, inputs.parameters
     flat = values.new_empty(sum(map(torch.numel, parameters)))
     parts = torch._utils._unflatten_dense_tensors(flat, parameters)
-    value_gradient = (
-        values.new_empty(values.shape) if for_values else None
-    )  # contiguous
+    # Contiguous, unlike what `empty_like` returns.
+    value_gradient = values.new_empty(values.shape) if for_values else None
     out_gradient = out_gradient.contiguous()
     require_memory(out_gradient, "gradient", result_shape(inputs), values.dtype)
     call("run", None, pointer(out_gradient), pointers(parts), pointer(value_gradient))
@@ -427,6 +425,6 @@ def pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:
 
 def pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
     """Return the addresses of the tensors' numbers."""
-    # An array converts many integers at once, ctypes would one by one.
+    # An array converts many integers at once, ctypes one by one.
     addresses = array("Q", [tensor.data_ptr() for tensor in tensors])
     return (ctypes.c_void_p * len(tensors)).from_buffer(addresses)

@@ -1,4 +1,4 @@
-"""Ants of two simulators: sensor channels as tokens, and pictures."""
+"""Base of the two ant environments: sensor channels as tokens, and rendering."""
 
 from collections.abc import Callable, Sequence
 from typing import Unpack
@@ -61,20 +61,20 @@ class AntOptions(EnvOptions, total=False):
 
 
 class AntEnv(SimulatedEnv):
-    """One ant in each environment, and one token for each channel of its sensors.
+    """One ant in each environment, with one token for each sensor channel.
 
     A token consists of the last ``num_frames`` readings of its channel, the newest
     last. After a reset the first reading is repeated in place of earlier ones.
 
-    Pictures are taken by a camera that moves with the ant. Attention is drawn as one
-    bar for each channel; the line across the bars is the uniform weight.
+    The camera of the pictures moves with the ant. Attention is drawn as one bar for
+    each channel; the line across the bars is the uniform weight.
 
     Args:
         build: builds a simulator, whose observations are the channels, then the
             positions of 13 parts.
         channels: names of the channels, in the order of the tokens.
-        num_frames: readings of a channel in its token; they are the token's features,
-            the newest last.
+        num_frames: readings of a channel that are the features of its token, the newest
+            last.
         channel_ids: give each channel a separate token type.
     """
 
@@ -204,7 +204,7 @@ class _AntCanvas:
     def points(self, points: np.ndarray) -> np.ndarray:
         """Project points ``(…, 3)`` in meters to pixels, ``(…, 2)`` int32."""
         projected = (points - self._center) @ self._axes * self._scale + self._middle
-        # OpenCV's coordinates are 32-bit, but a diverging simulation is not.
+        # A diverging simulation exceeds OpenCV's 32-bit coordinates.
         return np.rint(np.clip(projected, -1e4, 1e4)).astype(np.int32)
 
     def distance(self, point: np.ndarray) -> float:

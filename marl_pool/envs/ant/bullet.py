@@ -35,14 +35,14 @@ PARTS = [0, 2, 4, 5, 7, 9, 10, 12, 14, 15, 17, 19]
 class AntBullet(AntEnv):
     r"""Run along x on four legs in PyBullet, observing unlabelled sensor channels.
 
-    The action is eight torques in [-1, 1], of hip and ankle of legs 1 to 4. The reward
+    The action is eight torques in [-1, 1], on hip and ankle of legs 1 to 4. The reward
     of a step is
 
     .. math:: v + b - 2 P - 0.1\, \overline{a^2} - 0.1\, n
 
     with the speed v towards a distant target in m/s, the alive bonus b of 1, the mean
     power P, the mean squared torque and the number n of joints at their limits. The
-    episode ends (terminated), with b = -1, when the torso is lower than 0.26 m, and is
+    episode ends (terminated), with b = -1, when the torso is below 0.26 m, and is
     truncated after ``max_steps`` steps of 0.0165 s.
 
     Each of the 28 channels is a token: height above the start, direction of the
@@ -59,13 +59,13 @@ class AntBullet(AntEnv):
     (``experiment=ant_clone``) the previous action is the executed one; in the published
     data it was always zero.
 
-    Simulators step one after the other, at a millisecond each. They cannot save their
+    Simulators step one after another, at a millisecond each. They cannot save their
     state; see `SimulatedEnv`.
 
     Source: ``AntBulletEnv-v0`` of `PyBullet <https://pybullet.org>`_ (Coumans and Bai,
     2016), as in section 4.2 of `Tang and Ha, 2021
-    <https://arxiv.org/abs/2109.02869>`_. Starts are sampled from another generator than
-    with ``gym``, so episodes of one seed differ from the source.
+    <https://arxiv.org/abs/2109.02869>`_. Starts are sampled from a different generator
+    than with ``gym``, so episodes of the same seed differ from the source.
 
     Args:
         alive_bonus: include the bonus; without it, negative rewards become 0.
@@ -81,7 +81,7 @@ class AntBullet(AntEnv):
         alive_bonus: bool = True,
         **common: Unpack[AntOptions],
     ) -> None:
-        # Fail here, and import it at the first reset.
+        # Fail here; the import waits until the first reset.
         if find_spec("pybullet") is None:
             raise ModuleNotFoundError("No module named 'pybullet'", name="pybullet")
 

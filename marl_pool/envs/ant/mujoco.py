@@ -54,7 +54,7 @@ class Ant(AntEnv):
     permutes it.
 
     This is the maintained alternative to ``ant_bullet``, which the published agents
-    play with 28 other channels. Simulators step one after the other, at half a
+    play with 28 other channels. Simulators step one after another, at half a
     millisecond each. They cannot save their state; see `SimulatedEnv`.
 
     Source: Gymnasium's Ant-v5 on MuJoCo (Todorov et al., 2012,

@@ -117,7 +117,7 @@ class BoxWorld(BatchedEnv):
 
     Args:
         n: cells along a side.
-        goal_length: number of keys and gem to collect; the chain has one box less.
+        goal_length: number of keys and gem to collect; the chain has one box fewer.
         num_distractors: branches that lead nowhere.
         distractor_length: boxes of a branch; opening the first ends the episode, so the
             others are never reached.
@@ -346,7 +346,7 @@ class BoxWorld(BatchedEnv):
     @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         super()._set_tensors(tensors)
-        self._stock = None  # the tensors may be of other environments
+        self._stock = None  # the tensors may belong to other environments
 
 
 def _look_up(table: Tensor, indices: Tensor) -> Tensor:

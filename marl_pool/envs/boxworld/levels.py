@@ -59,8 +59,8 @@ class LevelGenerator:
     generator of AdaPool never puts the key in the last column.
 
     With many boxes, the last ones may have no legal place. Such a level is sampled
-    again from the next numbers of its stream, so other levels do not change. It
-    cannot happen with default options, nor wherever `has_room` is True.
+    again from the next numbers of its stream, so other levels do not change. This
+    cannot happen with the default options, nor wherever `has_room` is True.
 
     The arguments are options of `BoxWorld`.
 
@@ -113,8 +113,8 @@ class LevelGenerator:
     def __call__(self, sample: Callable[[Tensor, int], Tensor], count: int) -> Levels:
         """Sample ``count`` levels.
 
-        ``sample`` returns ``(k, numbers)`` uniform numbers of the levels ``(k,)``, from
-        a position in their streams on.
+        ``sample`` returns ``(k, numbers)`` uniform numbers for the levels ``(k,)``,
+        from a position in their streams.
         """
         rows = torch.arange(count, device=self._starts.device)
         levels, stuck = self._attempt(sample(rows, 0))
@@ -239,7 +239,7 @@ class LevelStock:
         self.generator, self.sample = generator, sample
         self.seed, self.env_ids = seed, env_ids
         self._ahead = 0
-        # Selections for which the levels last, whichever episodes end before them.
+        # Number of selections for which the levels suffice, whichever episodes end.
         self._lasts = 0
         self._first = torch.zeros_like(env_ids)
         self._levels: Levels | None = None

@@ -49,9 +49,9 @@ class BoxWorldHeuristic(Heuristic):
 
     Pixels contain the whole room. Entities contain no walls: before the agent holds a
     key, it stays in the smallest rectangle around all tokens and leaves it only if that
-    contains no way; then it may push against a wall forever. The token of a held key is
-    at the corner of the walls and so determines their position. `Decision.logits` are
-    minus the steps left after each action.
+    contains no path; then it may push against a wall forever. The token of a held key
+    is at the corner of the walls and so determines their position. `Decision.logits`
+    are minus the steps left after each action.
 
     Args:
         group: the group of agents, with the size of the room.
@@ -143,12 +143,12 @@ class BoxWorldHeuristic(Heuristic):
         unknown = free.view(shape) & ~reached
         steps = torch.where(reached, 0, FAR)
         # Breadth-first search from the goal.
-        passed = 0
+        distance = 0
         while reached.any():
-            passed += 1
+            distance += 1
             reached = _beside(reached) & unknown
             unknown &= ~reached
-            steps.masked_fill_(reached, passed)
+            steps.masked_fill_(reached, distance)
         # Read the steps at the agent's four neighbors.
         middle = self.side // 2
         around = [steps[:, middle + down, middle + right] for down, right in MOVES]

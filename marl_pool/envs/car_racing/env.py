@@ -27,7 +27,7 @@ from marl_pool.options.types import (
 from marl_pool.tokens import Tokens
 
 COLORS = {"grey": 1, "rgb": 3}
-"""Numbers of a pixel."""
+"""Numbers per pixel."""
 LUMINANCE = (9798, 19235, 3735)
 """Weights of red, green and blue in grey, in units of 2^-15, as in OpenCV."""
 
@@ -61,10 +61,10 @@ class CarRacing(SimulatedEnv):
 
     An action is three numbers in [-1, 1]: the steering, -1 for full left, and the gas
     and the brake, -1 for none and 1 for full. The reward is 1000 / tiles for each new
-    tile of the track minus 0.1 a frame. An episode ends (terminated) with the lap, or
+    tile of the track minus 0.1 per frame. An episode ends (terminated) with the lap, or
     with a reward of -100 if the car leaves the field.
 
-    Simulators step one after the other, at some milliseconds each. They cannot save
+    Simulators step one after another, at some milliseconds each. They cannot save
     their state; see `SimulatedEnv`.
 
     Source: `CarRacing <https://gymnasium.farama.org/environments/box2d/car_racing>`_
@@ -85,13 +85,13 @@ class CarRacing(SimulatedEnv):
         smooth: shrink the picture by averaging, as v3 does.
         background: ``"checkers"``, ``"clouds"``, ``"stripes"``, ``"sunset"`` or an
             image file, which is scaled to 96 × 96 pixels; ``"none"`` keeps the grass.
-        action_repeat: frames of one action.
+        action_repeat: frames for which an action is repeated.
         no_reward_limit: the episode terminates after more than this many consecutive
             steps with negative rewards; 0 for no limit. The published search uses 20,
             its tests none: ``experiment=car_racing_attention_neuron`` sets it in
             ``fitness_env``.
-        lap_complete_percent: share of visited tiles from which on the start line ends
-            the lap.
+        lap_complete_percent: share of the tiles that must be visited before the start
+            line ends the lap.
 
     Raises:
         InputError: an unreadable background.
@@ -150,7 +150,6 @@ class CarRacing(SimulatedEnv):
         self.patch_grid = PatchGrid(SIDE, patch, stride)
         self._background = find_background(background)
         self._luminance = torch.tensor(LUMINANCE, device=self.device)
-        # The last frames of each environment, and its steps since the last reward.
         shape = (num_envs, num_frames, SIDE, SIDE, COLORS[color])
         self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.unrewarded = torch.zeros_like(self.env_ids)
@@ -178,7 +177,6 @@ class CarRacing(SimulatedEnv):
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         rewards, over = super().advance(actions)
-        # Count the latest steps without a reward, per environment.
         negative = rewards["agent"][:, 0] < 0
         self.unrewarded = (self.unrewarded + 1) * negative
         if self.no_reward_limit:

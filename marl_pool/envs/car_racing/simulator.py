@@ -12,7 +12,7 @@ from typing_extensions import override
 from marl_pool.envs.simulation import Simulator, SimulatorStep
 
 MARGIN = 2
-"""Pixels beyond the window from which on polygons are not drawn."""
+"""Pixels beyond the window at which polygons are no longer drawn."""
 
 
 class CarRacingSimulator(Simulator[SimulatorStep]):

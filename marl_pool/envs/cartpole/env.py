@@ -60,7 +60,7 @@ class CartPole(BatchedEnv):
     r"""Swing a pole up and balance it with unlabeled sensor channels.
 
     A cart on a track of 4.8 m is pushed by 10 N times the action, a number in
-    [-1, 1]. The pole starts near to hanging at random speeds and has to be balanced
+    [-1, 1]. The pole starts nearly hanging, at random speeds, and has to be balanced
     upright over the middle of the track:
 
     .. math:: r = \frac{\cos\theta + 1}{2} \cos\Bigl(\frac{\pi}{2} \frac{x}{2.4}\Bigr)
@@ -129,9 +129,9 @@ class CartPole(BatchedEnv):
         self.noise_channels = noise_channels
         self.noise_std, self.num_frames = noise_std, num_frames
         self.start_speed, self.start_angle = start_speed, start_angle
-        five, channels = len(CHANNELS), len(CHANNELS) + noise_channels
+        sensors, channels = len(CHANNELS), len(CHANNELS) + noise_channels
         # Tokens are the channels, their duplicates, then the noise.
-        order = [*range(five)] * duplicates + [*range(five, channels)]
+        order = [*range(sensors)] * duplicates + [*range(sensors, channels)]
         self._token_channels = order
         self._order = self._constant(order, torch.int64)
         self._types = self._order * channel_ids
@@ -180,7 +180,7 @@ class CartPole(BatchedEnv):
         return {"agent": is_signal.expand_as(self._batch_padding)}
 
     def put(self, rows: Tensor, start: Tensor) -> None:
-        """Set the states of ``rows`` ``(n,)``, and clear their history.
+        """Set the states of ``rows`` ``(n,)``, and fill their history with them.
 
         ``start`` ``(n, 4)`` is position, velocity, angle and angular velocity.
         """
@@ -278,7 +278,7 @@ def accelerations(
     These are the equations of Deisenroth and Rasmussen, PILCO (2011), with the angle
     rotated by half a turn.
 
-    All are in SI units and of one shape.
+    All quantities are in SI units and of the same shape.
     """
     pull = (cos * (3 * POLE_MASS * GRAVITY)).sub_(
         angular_velocity.square(), alpha=2 * POLE_MASS * POLE_LENGTH

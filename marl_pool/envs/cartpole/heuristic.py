@@ -51,7 +51,7 @@ class CartPoleHeuristic(Heuristic):
     2000).
 
     The five channels are read from the newest frame of the first five tokens, by
-    position, so it is no reference for shuffled tokens. A padded token counts as 0.
+    position, so it is not a reference for shuffled tokens. A padded token counts as 0.
     `Decision.logits` are the action before it is clipped.
 
     Args:

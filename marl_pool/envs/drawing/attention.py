@@ -1,4 +1,4 @@
-"""Attention weights drawn into frames from anywhere."""
+"""Attention weights drawn into the frames of any environment."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from marl_pool.envs.drawing.frames import to_rgb
 from marl_pool.utils.errors import InputError
 
 HEAD_COLORS = (ATTENTION, BLUE, GREEN, PURPLE, VERMILION)
-"""Colors of attention heads; further heads begin again."""
+"""Colors of attention heads, repeated if there are more heads."""
 
 
 def draw_attention(
@@ -31,14 +31,14 @@ def draw_attention(
     observer: ArrayLike | Tensor | None = None,
     radius: float = 12.0,
 ) -> np.ndarray:
-    """Draw attention weights into a frame of any environment, as the videos have them.
+    """Draw attention weights into a frame of any environment, as in the videos.
 
-    With an observer, lines lead from there to the entities, and a halo is its own
+    With an observer, lines lead from it to the entities, and a halo shows its own
     weight; without one, rings surround the entities. Width and opacity grow with the
     weight, measured in multiples of uniform attention, so that uniform attention looks
     faint for any number of entities. Heads have different colors, side by side.
 
-    It needs OpenCV, in the extra ``plots``.
+    Needs OpenCV, in the extra ``plots``.
 
     Example:
         >>> frame = np.full((64, 64, 3), 255, np.uint8)
@@ -51,8 +51,8 @@ def draw_attention(
         positions: ``(N, 2)`` x to the right and y down, in pixels from the upper left
             pixel; NaN for an entity that is absent or out of the picture.
         weights: ``(N,)`` or ``(heads, N)``, at least 0; NaN or 0 for an absent entity.
-        observer: ``(2,)`` position of the observer; None for no lines.
-        radius: of rings, in pixels.
+        observer: ``(2,)`` position of the observer; None for rings instead of lines.
+        radius: radius of the rings, in pixels.
 
     Returns:
         A new picture, ``(height, width, 3)`` uint8.
@@ -78,7 +78,7 @@ def draw_attention(
         raise InputError(f"observer: expected x and y, got {start.tolist()}")
     if not isinstance(radius, int | float) or not 0 <= radius < np.inf:
         raise InputError(f"radius: expected a number of at least 0, got {radius!r}")
-    # What is absent gets no line.
+    # Absent entities get no line.
     present = np.isfinite(points).all(1)
     heads = np.where(np.isnan(heads), 0.0, heads)[:, present]
     if not ((heads >= 0) & np.isfinite(heads)).all():

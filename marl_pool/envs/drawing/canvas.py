@@ -24,7 +24,7 @@ BLUE, GREEN, PURPLE, VERMILION, ATTENTION = (
         figures.ORANGE,
     )
 )
-"""Colors that color-blind people can tell apart, in videos and on the live page."""
+"""Colors safe for color-blind viewers, in videos and on the live page."""
 OBSTACLE: Color = (70, 70, 70)
 
 SHIFT = 4  # fractional bits of OpenCV's coordinates
@@ -84,7 +84,7 @@ def attention_strengths(weights: np.ndarray) -> np.ndarray:
     """Convert attention weights ``(n,)`` to strengths in [0, 1).
 
     A weight is measured in multiples of uniform attention, 1 over the number of
-    positive weights, so that uniform attention looks faint for any number.
+    positive weights, so that uniform attention looks faint for any ``n``.
     """
     uniform = 1 / max(int(np.count_nonzero(weights)), 1)
     return np.asarray(1 - np.exp(-weights / (FOCUS * uniform)))
@@ -93,10 +93,10 @@ def attention_strengths(weights: np.ndarray) -> np.ndarray:
 def write(
     image: np.ndarray, text: str, at: tuple[int, int], line: float, color: Color = INK
 ) -> int:
-    """Write text that starts at the pixel ``at``, in lines of ``line`` pixels.
+    """Write text from the pixel ``at``, for lines ``line`` pixels high.
 
     Returns:
-        Its width in pixels.
+        Width of the text in pixels.
     """
     cv2 = opencv()
     font = cv2.FONT_HERSHEY_SIMPLEX
@@ -105,7 +105,7 @@ def write(
 
 
 def width_of(text: str, line: float) -> int:
-    """Return the width in pixels of text in lines of ``line`` pixels."""
+    """Return the width in pixels of text that `write` writes."""
     cv2 = opencv()
     return int(cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, line / 36, 1)[0][0])
 
@@ -151,10 +151,10 @@ def draw_lines(
     Args:
         image: the image to draw on.
         points: ``(n, 2)`` pixel coordinates.
-        observer: ``(2,)`` the observer's; a point there becomes a halo.
+        observer: ``(2,)`` coordinates of the observer; a point there becomes a halo.
         weights: ``(n,)`` attention weights, at least 0.
-        color: of full attention.
-        shift: distance in pixels of the lines from their ends, to one side.
+        color: color of full attention.
+        shift: sideways displacement of the lines in pixels.
     """
     opacity = np.zeros(image.shape[:2], np.uint8)
     for entity, strength, level in _visible(weights):
@@ -186,9 +186,9 @@ def draw_rings(
 
 
 def _visible(weights: np.ndarray) -> Iterator[tuple[int, float, int]]:
-    """Yield entities that get a line, its strength and its opacity from 0 to 255."""
+    """Yield each entity that gets a line, with its strength and opacity in [0, 255]."""
     strengths = attention_strengths(weights)
-    # The strongest comes last, because lines cover earlier ones.
+    # The strongest comes last, because a line covers earlier ones.
     for entity in np.argsort(strengths):
         strength = float(strengths[entity])
         if strength >= MIN_WEIGHT:
@@ -209,7 +209,6 @@ class Frame:
         self.projection = projection
         self.image = np.full((projection.size, projection.size, 3), PAPER, np.uint8)
         """``(size, size, 3)`` uint8 RGB."""
-        # Draw the grid of unit squares.
         reach = int(projection.extent)
         for place in range(-reach, reach + 1):
             for ends in ([[place, -99], [place, 99]], [[-99, place], [99, place]]):
@@ -238,7 +237,7 @@ class Frame:
     def discs(
         self, looks: Sequence[Disc], points: np.ndarray, tails: np.ndarray
     ) -> None:
-        """Draw discs at the ``points``, with faint tails; earlier ones cover others."""
+        """Draw discs at the ``points``, with faint tails; earlier discs are on top."""
         centers, ends = self.projection.project(points), self.projection.project(tails)
         for entity in reversed(range(len(looks))):
             look = looks[entity]
@@ -258,7 +257,7 @@ class Frame:
     def legend(
         self, looks: Iterable[Disc], cross: str | None = None, ring: str | None = None
     ) -> None:
-        """Name the kinds of discs, and crosses and rings if any, in the lower left."""
+        """Name the kinds of discs, crosses and rings in the lower left corner."""
         line = max(12, self.projection.size // 28)
         marks: dict[str, Color | None] = {look.name: look.color for look in looks}
         marks |= {name: None for name in (cross, ring) if name is not None}

@@ -1,4 +1,4 @@
-"""Pictures of environments, wherever they come from, as bytes of RGB."""
+"""Pictures from any environment as RGB bytes."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from marl_pool.envs.drawing.canvas import PAPER, opencv
 from marl_pool.utils.errors import InputError
 
 ROUNDING = 1e-3
-"""Largest excess over a range that counts as one of rounding."""
+"""Largest excess over a range that counts as a rounding error."""
 
 
 def to_rgb(image: Any) -> np.ndarray:
@@ -19,8 +19,8 @@ def to_rgb(image: Any) -> np.ndarray:
 
     Raises:
         InputError: no numbers, another shape, an empty picture, a number that is NaN,
-            negative or above 255, or floats whose largest is between 1 and 2, which
-            have neither range.
+            negative or above 255, or floats whose maximum is between 1 and 2, which
+            fits neither range.
     """
     try:
         picture = np.asarray(image)
@@ -33,7 +33,7 @@ def to_rgb(image: Any) -> np.ndarray:
             f"expected a picture of shape (height, width, 3), got {picture.shape}"
         )
     high, is_float = picture.max(), picture.dtype.kind == "f"
-    # Integers of 0 and 1 would be black.
+    # Unscaled, integers of 0 and 1 would look black.
     is_share = high <= 1 + ROUNDING if is_float else high == 1
     if picture.dtype == np.uint8 and not is_share:
         return picture
@@ -51,7 +51,7 @@ def to_rgb(image: Any) -> np.ndarray:
 def fit_square(image: np.ndarray, size: int) -> np.ndarray:
     """Scale an image into ``(size, size, 3)``, keeping its proportions."""
     if image.shape[:2] == (size, size):
-        return image.copy()  # the environment may keep its own
+        return image.copy()  # the environment may still write into the image
     cv2 = opencv()
     scale = size / max(image.shape[:2])
     height, width = (max(1, round(scale * length)) for length in image.shape[:2])

@@ -1,4 +1,4 @@
-"""Marks on a picture where a policy perceives something else than the truth."""
+"""Marks on a picture where the tokens that a policy perceives differ from the truth."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -23,17 +23,17 @@ from marl_pool.envs.patches import PatchGrid
 from marl_pool.perturbations.perception import Mark, Perception
 
 IN_SLOTS = (Mark.HIDDEN, Mark.ALTERED, Mark.REPEATED)
-"""Marks drawn in the row of tokens too; order, types and injected ones show there."""
+"""Marks drawn in the row of tokens too, which shows the others by color and order."""
 HALO_RADIUS = 6
-"""Radius in pixels up to which a light halo of a cross would hide its token."""
+"""Radius in pixels up to which the light halo of a cross would hide its token."""
 OPACITY = 0.35
-"""Of ghosts, and of the true tokens that are hidden."""
+"""Opacity of ghosts and of hidden true tokens."""
 SHARE = 0.3
-"""Margin of a patch that keeps the true picture, as a fraction of its side."""
+"""Fraction of a patch's side that keeps the true picture, as a margin."""
 
 
 class Glyphs(NamedTuple):
-    """Appearance of one agent's tokens in a picture, as their features say."""
+    """Appearance of one agent's tokens in a picture, according to their features."""
 
     places: np.ndarray
     """``(n, 2)`` x and y in pixels."""
@@ -44,7 +44,7 @@ class Glyphs(NamedTuple):
     letters: list[str]
     """Initials of the types where colors do not show them, else empty."""
     observer: np.ndarray | None = None
-    """``(2,)`` place from which lines show attention; None draws no lines."""
+    """``(2,)`` start of the lines that show attention; None for no lines."""
 
 
 def _ghost(image: np.ndarray, at: np.ndarray, radius: float, color: Color) -> None:
@@ -95,21 +95,21 @@ DRAWERS: Mapping[Mark, Drawer] = {
     Mark.REPEATED: _double,
     Mark.REORDERED: _arrows,
 }
-"""How each mark is drawn around a token's place, in legends too."""
+"""Drawing of each mark around a token's place, also in legends."""
 
 
 def draw_selection(
     image: np.ndarray, glyphs: Glyphs, observer: int, token: int
 ) -> np.ndarray:
-    """Return a picture in which a line leads from the agent to the selected token.
+    """Return a picture with a line from the agent to a ring around the selected token.
 
-    It ends at a ring, at the edge of the picture for a token beyond it.
+    The ring of a token beyond the picture is at its edge.
 
     Args:
         image: picture of the environment.
         glyphs: appearance of the agent's true tokens.
-        observer: the agent's own token.
-        token: the selected one.
+        observer: index of the agent's own token.
+        token: index of the selected token.
     """
     image = image.copy()
     ring = glyphs.radii[token] + 4
@@ -117,7 +117,7 @@ def draw_selection(
     away = places[1] - places[0]
     distance = float(np.hypot(*away))
     if distance > ring + glyphs.radii[observer]:
-        # Neither disc is covered.
+        # The line covers neither disc.
         gaps = np.array([[glyphs.radii[observer]], [-ring]])
         draw_line(image, places + gaps * away / distance, INK, 2)
     draw_disc(image, places[1], ring, INK, 2)
@@ -140,26 +140,26 @@ def draw_perceived(
         perception: the tokens, without batch dimensions.
         true: appearance of the true tokens, ``N``.
         perceived: appearance of the perceived tokens, ``M``.
-        weights: ``(M,)`` attention weights to draw as lines; None for none.
+        weights: ``(M,)`` attention weights to draw as lines; None for no lines.
     """
     marks = {mark: mask.numpy() for mark, mask in perception.marks().items()}
     origin = perception.origin.numpy()
     altered = _where(marks, Mark.ALTERED)
-    # Tokens as they are stay in place; the others are where their features say.
+    # Unaltered tokens stay in place; the others are where their features say.
     edge = max(perceived.radii)
     places = perceived.places.clip(edge, len(image) - 1 - edge)
     still = np.setdiff1d(perception.known.numpy().nonzero()[0], altered)
     places[still] = true.places[origin[still]]
     # Lines first: attention, then those from true to perceived places.
     if perceived.observer is not None and weights is not None:
-        # Several tokens at a place share a line.
+        # Tokens at the same place share a line.
         spots, spot = np.unique(places, axis=0, return_inverse=True)
         total = np.bincount(spot.flatten(), weights)
         draw_lines(image, spots, perceived.observer, total)
     for token in altered:
         ends = np.stack((true.places[origin[token]], places[token]))
         draw_line(image, ends, blend(INK, 0.6), 1)
-    # True tokens cover the lines again; those that nothing shows are faint.
+    # True tokens are drawn over the lines again, hidden ones faintly.
     hidden = _where(marks, Mark.HIDDEN)
     if perceived.observer is not None:
         for token in (~perception.true.padding).numpy().nonzero()[0][::-1]:
@@ -200,9 +200,9 @@ def draw_perceived(
 def draw_perceived_patches(
     image: np.ndarray, perception: Perception, grid: PatchGrid, num_frames: int
 ) -> None:
-    """Draw what is perceived of each patch within it, and cross out hidden ones.
+    """Draw altered patches as perceived, inside the true ones; cross out hidden ones.
 
-    Arguments as in `draw_perceived`; the features as in `patch_tokens`.
+    Arguments as in `draw_perceived`; features as in `patch_tokens`.
     """
     cv2, scale = opencv(), len(image) / grid.screen
     marks = {mark: mask.numpy() for mark, mask in perception.marks().items()}
@@ -233,11 +233,11 @@ def draw_slots(
 ) -> None:
     """Draw a row of cells, the tokens in the order in which the policy gets them.
 
-    A cell has its token's color, or one for each true token where ``perceived`` is
-    None, and its marks where it is wide enough. Cells without a token are empty.
+    A cell has its token's color, or where ``perceived`` is None a color for each true
+    token, and its marks if it is wide enough. Cells without a token are empty.
 
     Args:
-        image: image to draw on, in all its width.
+        image: image to draw on, over its full width.
         top: first row of pixels.
         height: height of the cells in pixels.
         perception: the tokens, without batch dimensions.

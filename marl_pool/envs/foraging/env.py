@@ -1,7 +1,7 @@
 """Level-based foraging: agents on a grid load food that may need several of them."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ POSITION, LEVEL = (0, 1), 2
 """Indices of the features."""
 NUM_ACTIONS = 6
 FOOD_TEAM = 3
-"""Agents whose levels together limit the level of food."""
+"""Number of agents, the weakest ones, whose levels together limit the level of food."""
 RADIUS = 0.14
 """Radius of a disc of level 1, in cells."""
 MOST_CELLS = 64
@@ -36,44 +36,45 @@ MOST_CELLS = 64
 class LevelBasedForaging(BatchedEnv):
     r"""Agents walk on a grid and load food, together where its level is high.
 
-    Agents and food have levels. A food is loaded if agents beside it whose levels sum
-    up to its own, or more, load in the same step; then it is gone, and each of them
-    gets
+    Agents and food have levels. A piece of food is loaded if agents beside it, whose
+    levels add up to its own or more, load in the same step. It is then gone, and each
+    of them gets
 
     .. math:: r_i = \frac{l_i}{\sum_j l_j} \cdot \frac{l_{food}}{\sum_k l_{food_k}}
 
     with sums over the agents that loaded it and over all food of the episode, so the
     rewards of all agents add up to 1 if all food is loaded. With ``cooperative`` the
-    level of food is the sum of the three lowest levels of agents, of both if there are
-    two; else it is uniform between 1 and that sum. The episode ends when no food is
+    level of food is the sum of the three lowest levels of agents, of all if there are
+    fewer; else it is uniform between 1 and that sum. The episode ends when no food is
     left.
 
-    An agent observes itself, the others and the food, as far as it sees. A token has
-    the row and column, those of others relative to the agent's own, and the level. Food
-    that was loaded is padding.
+    An agent observes itself, the others and the food within its sight. A token has the
+    row and column, relative to the agent's own except in its own token, and the level.
+    Food that was loaded is padding.
 
     ``choices="moves"`` are lbforaging's six actions: none, north, south, west, east,
-    load. Those that would enter one cell all stay, but another may enter the cell of
-    one that stayed so; a move into food or a wall, and a load without food beside, are
-    none. With ``choices="food"`` an agent chooses none,
-    or a food that it sees: it loads it if it stands beside it, else it takes a step to
-    the free cell that is nearest to a free side of the food. Agents step one after the
-    other, around each other. This is a `Selection`, for ``policy.action=select``.
+    load. Agents that would enter the same cell all stay, but others may still enter the
+    cells in which these stay; a move into food or a wall, and a load without food
+    beside the agent, count as none. With ``choices="food"`` an agent chooses none or
+    food that it sees: it loads the food if it stands beside it, else it steps to the
+    free cell that is nearest to a free side of the food. Agents step one after another,
+    around each other. This is a `Selection`, for ``policy.action=select``.
 
     Source: `lbforaging 2.0 <https://github.com/semitable/lb-foraging>`_ of
     `Papoudakis et al. (2021) <https://arxiv.org/abs/2006.07869>`_; its
-    ``Foraging-8x8-2p-2f-coop-v3`` is the default. A test holds rewards, observations
-    and ends to it over random episodes, exactly. Differences: random numbers are our
-    own; starts do not depend on the episode before, as the first player's does there;
-    positions are relative; an episode that reaches ``max_steps`` is truncated,
-    there it is over; food is placed without a limit of tries.
+    ``Foraging-8x8-2p-2f-coop-v3`` is the default. A test compares rewards, observations
+    and ends with it over random episodes, exactly. Differences: random numbers differ;
+    starts do not depend on the previous episode, as the first player's does there;
+    positions are relative; an episode that reaches ``max_steps`` is truncated, there it
+    is over; food is placed without a limit on the number of tries.
 
     Args:
         size: cells along a side of the grid, at least 3.
         num_agents: number of agents.
-        num_food: number of food at the start; fewer where no free cell is left that is
-            not at the border or near other food.
-        cooperative: all food needs the three weakest agents, or both.
+        num_food: pieces of food at the start; fewer where no free cell is left that is
+            neither at the border nor near other food.
+        cooperative: all food needs the levels of the three weakest agents, or of all if
+            there are fewer.
         max_level: highest level of an agent; the lowest is 1.
         sight: cells that an agent sees in each direction, or None for the whole grid.
         penalty: subtracted from the reward of a load that fails.
@@ -122,17 +123,12 @@ class LevelBasedForaging(BatchedEnv):
         spec = TokenSpec(
             *(num_tokens, 3, TYPE_NAMES), signal_types=TYPE_NAMES, positions=POSITION
         )
-        selection = Selection(1, num_tokens, ("food",))
-        group = AgentGroup(
-            num_agents,
-            spec,
-            selection if choices == "food" else spaces.Discrete(NUM_ACTIONS),
-            has_action_masks=choices == "food",
-        )
+        space: spaces.Space[Any] = spaces.Discrete(NUM_ACTIONS)
+        if selects := choices == "food":
+            space = Selection(1, num_tokens, ("food",))
+        group = AgentGroup(num_agents, spec, space, has_action_masks=selects)
         self.groups = {"agent": group}
-        self._selection = (
-            SelectedTokens(spec, group.actions) if choices == "food" else None
-        )
+        self._selection = SelectedTokens(spec, group.actions) if selects else None
         numbers = torch.arange(num_agents, device=self.device)
         self._order = self_first(numbers, num_agents)
         types = [0] + [1] * (num_agents - 1) + [2] * num_food
@@ -144,7 +140,7 @@ class LevelBasedForaging(BatchedEnv):
         )
         away = (self._cells - self._cells[:, None]).abs()
         straight = (away.amin(-1) == 0) & (away.amax(-1) <= 2)
-        # Cells that a food takes from others: food is nowhere beside the same cell.
+        # Cells that food denies to other food, so that no cell is beside two pieces.
         self._crowded = straight | (away.amax(-1) <= 1)
         inner = (self._cells > 0) & (self._cells < size - 1)
         self._fields = inner.all(-1)
@@ -173,7 +169,7 @@ class LevelBasedForaging(BatchedEnv):
         return {"agent": self._tokens(None)}
 
     def _tokens(self, sight: int | None) -> Tokens:
-        """Return what agents with this sight observe, without a mask."""
+        """Return what agents with this sight observe, without an action mask."""
         batch = (self.num_envs, self.num_agents)
         agents = self.places[:, self._order]
         food = self.food_places[:, None].expand(*batch, -1, -1)
@@ -189,7 +185,7 @@ class LevelBasedForaging(BatchedEnv):
             low = torch.cat([low, torch.full_like(food, -sight)], 2)
             high = low + 2 * sight
             absent = absent | ((away < low) | (away > high)).any(-1)
-        # An agent's own place is that on the grid.
+        # An agent's own token has its place on the grid.
         away[:, :, 0] = self.places
         features = torch.cat([away, levels[..., None]], -1).to(self.dtype)
         return Tokens(features, self._types.expand_as(absent), absent)
@@ -234,7 +230,7 @@ class LevelBasedForaging(BatchedEnv):
         action = actions["agent"]
         moves = action if self._selection is None else self._moves_to_food(action)
         present = self.food_levels > 0
-        # Move, unless a wall or food is present, or another agent would be.
+        # Move, unless a wall, food or another agent's target is there.
         target = self.places + self._moves[moves]
         outside = ((target < 0) | (target >= self.size)).any(-1)
         food = self.food_places[:, None]
@@ -263,7 +259,7 @@ class LevelBasedForaging(BatchedEnv):
         goals = self.food_places.gather(1, index[..., None].expand(-1, -1, 2))
         absent = (self.food_levels == 0)[..., None]
         food = self.food_places.masked_fill(absent, -2)
-        # Agents step around those before them, where these will be.
+        # Agents step around the places that those before them move to.
         places, moves = self.places.clone(), []
         for agent in range(self.num_agents):
             planned = places.clone()

@@ -12,19 +12,19 @@ from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.devices import constant
 
 FAR = 1 << 12
-"""Row of a cell that is nowhere on a grid."""
+"""Row and column of a cell that is outside every grid."""
 
 
 class ForagingHeuristic(Heuristic):
-    """Go to the food that is nearest to all agents in sight together, and load it.
+    """Go to the food with the least total distance to the agents in sight, and load it.
 
-    The food's level must be within the sum of theirs. So agents that see each other
-    choose the same food; among equally near ones it is the first by row and column.
+    The food's level must be at most the sum of theirs. So agents that see each other
+    choose the same food; of equally near food, the first by row and column.
     `Decision.logits` is the sum of distances to it.
 
-    Source: H4 of lbforaging. Differences: the sum of the distances along rows and
-    columns, there the distance to the center; a way around obstacles, there a random
-    move where the straight way is blocked, and two agents do not step into one cell.
+    Source: H4 of lbforaging. Differences: the sum of distances along rows and columns,
+    there the distance to the center; a way around obstacles, there a random move where
+    the straight way is blocked; and two agents do not step into the same cell.
 
     Args:
         group: the group of the agents.
@@ -64,7 +64,7 @@ class ForagingHeuristic(Heuristic):
         goals = cells.gather(-2, slot[..., None, None].expand_as(cells))
         occupied = cells.masked_fill(~(is_agent | is_food)[..., None], FAR)
         obstacles = occupied[..., None, :, :]
-        # Leave the way to agents that come before this one by row and column.
+        # Give way to agents that come before this one by row and column.
         moves = constant((0, 0, *STEPS, 0, 0), cells.device).view(-1, 2)
         following = cells + moves[step_beside(cells, goals, obstacles)]
         place = row * FAR + column

@@ -8,7 +8,7 @@ from torch import Tensor
 from marl_pool.utils.devices import constant
 
 NONE, LOAD = 0, 5
-"""Actions beside the moves, which have the numbers 1 to 4."""
+"""Actions besides the moves, which have the numbers 1 to 4."""
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """Change of row and column by north, south, west and east."""
 STEPS = tuple(chain(*MOVES))
@@ -17,17 +17,18 @@ STEPS = tuple(chain(*MOVES))
 def step_beside(
     place: Tensor, goal: Tensor, obstacles: Tensor, size: int | None = None
 ) -> Tensor:
-    """Return the action that brings an agent beside a cell, or loads what is there.
+    """Return the action that brings an agent beside a goal, or loads what is there.
 
-    Beside it, it is `LOAD`. Else it is the move to the free cell that is nearest, in a
-    straight line, to a free side of the goal; `NONE` if all sides or moves are blocked.
+    Beside the goal it is `LOAD`. Else it is the move to the free cell that is nearest,
+    in a straight line, to a free side of the goal; `NONE` if all sides or moves are
+    blocked.
 
     Args:
         place: ``(*B, 2)``, row and column of the agent.
-        goal: ``(*B, 2)``, the cell.
-        obstacles: ``(*B, K, 2)``, cells that are blocked, the goal's too. What is no
-            obstacle may lie outside the grid.
-        size: cells along a side of the grid, or None to know no border.
+        goal: ``(*B, 2)``, row and column of the goal.
+        obstacles: ``(*B, K, 2)``, blocked cells, the goal included. Unused entries lie
+            outside the grid.
+        size: cells along a side of the grid, or None for no border.
 
     Returns:
         ``(*B,)`` int64.

@@ -12,11 +12,11 @@ from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles import simple_centroid, simple_spread, simple_tag
 from marl_pool.envs.particles.physics import LEAD, Steering, dead_beat
 from marl_pool.envs.scripted import Heuristic
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import SELF_TYPE, Tokens
 
 
 class ForceHeuristic(Heuristic):
-    """Base of policies that compute a force, and take the nearest action.
+    """Base of policies that compute a force and take the nearest action.
 
     `Decision.logits` are the force before it is clipped.
     """
@@ -28,6 +28,9 @@ class ForceHeuristic(Heuristic):
         super().__init__()
         continuous = isinstance(group.action_space, spaces.Box)
         self.steering = Steering(self.acceleration, continuous)
+        names = group.tokens.type_names
+        self.types = {name: number for number, name in enumerate(names)}
+        """Number of each type of tokens."""
 
     @abstractmethod
     def force(self, tokens: Tokens) -> Tensor:
@@ -58,8 +61,7 @@ class CentroidHeuristic(ForceHeuristic):
 
     @override
     def force(self, tokens: Tokens) -> Tensor:
-        index = simple_centroid.TYPE_NAMES.index("signal")
-        signal, missing = _of_type(tokens, index)
+        signal, missing = _of_type(tokens, self.types["signal"])
         count = (~missing).sum(-1, keepdim=True).clamp(min=1)
         mean = signal.sum(-2) * (simple_centroid.FEATURE_SCALE / count)
         return dead_beat(mean, lead=self.lead)
@@ -82,7 +84,7 @@ class ChaseHeuristic(ForceHeuristic):
 
     @override
     def force(self, tokens: Tokens) -> Tensor:
-        prey, missing = _of_type(tokens, simple_tag.TYPE_NAMES.index("prey"))
+        prey, missing = _of_type(tokens, self.types["prey"])
         forces = dead_beat(prey)
         squares = forces.square().sum(-1).masked_fill(missing, torch.inf)
         nearest = squares.argmin(-1)[..., None, None].expand(*missing.shape[:-1], 1, 2)
@@ -101,10 +103,8 @@ class FleeHeuristic(ForceHeuristic):
 
     @override
     def force(self, tokens: Tokens) -> Tensor:
-        predators, missing = _of_type(tokens, simple_tag.TYPE_NAMES.index("predator"))
-        neighbors = ~tokens.padding & (
-            tokens.types != simple_tag.TYPE_NAMES.index("self")
-        )
+        predators, missing = _of_type(tokens, self.types["predator"])
+        neighbors = ~tokens.padding & (tokens.types != SELF_TYPE)
         positions = torch.where(neighbors[..., None], tokens.features[..., :2], 0.0)
         home = positions.sum(-2) / neighbors.sum(-1, keepdim=True).clamp(min=1)
         away = simple_tag.flight(predators[..., :2], home, missing)
@@ -112,10 +112,10 @@ class FleeHeuristic(ForceHeuristic):
 
 
 class SpreadHeuristic(ForceHeuristic):
-    """Go to a landmark that no other agent is to cover.
+    """Go to a landmark that is assigned to no other agent.
 
-    Agents and landmarks are paired, see `nearest_pairs`. All agents see the same set,
-    so each of them finds the same pairs. The force is the dead-beat one of
+    Agents and landmarks are paired by `nearest_pairs`. All agents see the same set, so
+    each of them finds the same pairs. The force is the dead-beat one of
     `ChaseHeuristic` toward the agent's landmark, and zero for an agent without one.
     """
 
@@ -123,10 +123,9 @@ class SpreadHeuristic(ForceHeuristic):
 
     @override
     def force(self, tokens: Tokens) -> Tensor:
-        names = simple_spread.TYPE_NAMES
-        landmarks, no_landmark = _of_type(tokens, names.index("landmark"))
-        agents, no_agent = _of_type(tokens, names.index("agent"))
-        is_self = (tokens.types == names.index("self")) & ~tokens.padding
+        landmarks, no_landmark = _of_type(tokens, self.types["landmark"])
+        agents, no_agent = _of_type(tokens, self.types["agent"])
+        is_self = (tokens.types == SELF_TYPE) & ~tokens.padding
         # Among the agents the observer has its own token, at position 0.
         away = landmarks[..., None, :, :2] - agents[..., :, None, :2]
         distance = torch.hypot(away[..., 0], away[..., 1])
@@ -139,7 +138,7 @@ class SpreadHeuristic(ForceHeuristic):
 
 
 def nearest_pairs(distance: Tensor) -> Tensor:
-    """Pair rows with columns, the nearest pair first and each of them once.
+    """Pair rows with columns greedily, the nearest pair first, each of them once.
 
     Args:
         distance: ``(*B, n, m)``, infinity for a pair that is not allowed.

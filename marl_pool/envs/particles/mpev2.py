@@ -1,7 +1,7 @@
 """The six tasks of MPEv2: teams that meet more entities than in training."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple, Unpack
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance, AgentGroup
+from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import (
     BLUE,
     GREEN,
@@ -26,6 +26,7 @@ from marl_pool.envs.particles.physics import (
     ParticleEnv,
     ParticleOptions,
     dead_beat,
+    distances,
 )
 from marl_pool.envs.particles.population import NEVER, PLACES, between
 from marl_pool.options.types import Episodes, NonNegativeInt
@@ -42,11 +43,11 @@ MARGIN = 10
 TRIES = 100
 """Places that are tried for a disc at the start, until it touches no earlier one."""
 BORDER = 2.0
-"""Distance from the origin, along an axis, from which the penalty of leaving counts."""
+"""Distance from the origin along an axis at which the penalty for leaving is 1."""
 FLIGHT = 1.0
 """Distance to the nearest agent below which an adversary flees."""
 GOAL_STEPS, GOAL_TRIES = 51, 50
-"""Steps between goals of wandering targets, and the places that are tried for one."""
+"""Steps between goals of wandering targets, and the places that are tried for each."""
 GOAL_SHIFT, GOAL_BOUND, GOAL_DISTANCE = 0.75, 1.95, 0.2
 """Largest shift of a goal along an axis, its bound, and the distance between goals."""
 
@@ -54,13 +55,13 @@ Domain = Literal[0, 1, 2]
 
 
 class Count(NamedTuple):
-    """Entities of a kind in an episode."""
+    """Number of entities of a kind in an episode."""
 
     low: int
     high: int
-    """At the start: uniform between these."""
+    """At the start: uniform from ``low`` to this number."""
     arrivals: int
-    """Later: up to 1 of them always, else uniform from 1 to this number."""
+    """Later: uniform from 1 to this number; none if it is 0."""
 
 
 class Kind(NamedTuple):
@@ -75,9 +76,9 @@ class Kind(NamedTuple):
     arrival: tuple[str, float] = ("edge", 0.98)
     """Where newcomers appear: a key of `PLACES`, and its size."""
     script: "Callable[[MPEv2, str], Tensor] | None" = None
-    """Forces ``(num_envs, n, 2)`` of the scripted; agents and landmarks have none."""
+    """Forces ``(num_envs, n, 2)`` of scripted entities; None for the others."""
     random_numbers: int = 0
-    """Those that each entity's script uses in a step."""
+    """Random numbers that the script of an entity uses in a step."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,14 @@ class TeamTask:
     """Rules of a task; the first kind is the agents, and landmarks come last.
 
     Attributes:
-        boundary: half the side of the square in which all begins.
-        force: of an agent's choice.
-        kinds: its entities.
+        boundary: half the side of the square in which entities start.
+        force: force of an agent's choice.
+        kinds: the kinds of entities.
         reward: the team's rewards ``(num_envs,)`` after a step.
         size: radius of every disc.
-        contacts: True if all collide. Without it, agents that arrive may collide with
-            each other.
-        spaced: True if starts do not overlap: of all kinds, or of each by itself.
+        contacts: True if all entities collide.
+        newcomers_collide: True if at least the agents that arrive collide.
+        spaced: ``"all"`` if no starts overlap, ``"kinds"`` if none of the same kind do.
     """
 
     boundary: float
@@ -117,37 +118,35 @@ class MPEv2(ParticleEnv):
     r"""A task of MPEv2, whose rules are a `TeamTask`.
 
     An agent observes every entity that is there as a token: position and velocity
-    relative to its own, and type. Its own token has those in the plane. The order is
-    self, landmarks, the other movable ones. Everything has a mass of
-    2, so an agent's terminal speed is a fifth of its force. Scripted entities push with
-    a force of at most 1. Each agent gets the reward of the team, from the
-    positions after a step; an entity that arrives in a step does not enter it. In
-    formulas gap is the distance of two centres less both radii, and two touch if it is
-    at most 0. There are no walls.
+    relative to its own, and type. In its own token both are absolute. The order is
+    self, landmarks, the other movable ones. Everything has a mass of 2, so an agent's
+    terminal speed is a fifth of its force. Scripted entities push with a force of at
+    most 1. Each agent gets the reward of the team, from the positions after a step; an
+    entity that arrives in that step does not count. In formulas, gap is the distance of
+    two centres less both radii, and two entities touch if it is at most 0. There are no
+    walls.
 
-    Entities of ``env.arrivals`` come beside the task's own, which stay the same. By
-    ``env.departures`` those that were there at the start leave. The first of each kind
-    stays, so fewer leave than a rule says where an episode has fewer.
+    Entities of ``env.arrivals`` join the task's own, which stay the same. By
+    ``env.departures``, entities that were there at the start leave. The first of each
+    kind stays, so fewer leave than a rule says if an episode has too few.
 
     Source: `FlickerFusion, Koh et al., ICLR 2025 <https://arxiv.org/abs/2410.15876>`_,
     and the published environments. Differences from the latter:
 
     - Episodes end by truncation; there the end counted as a final state.
-    - Numbers of entities are uniform in training; there methods that hide entities
+    - Numbers of entities are uniform in training; there, methods that hide entities
       trained with more of them than the others did.
-    - An observation has no last action; there positions were those in the plane.
-    - Colliding discs do not jitter; there one of each pair moved by up to 1e-9 a step.
-    - Goals of wandering targets have 50 tries each, and overlap after them; there they
-      shared these and ended with an error.
+    - An observation has no last action, and positions are relative; there, positions
+      were absolute.
+    - Colliding discs do not jitter; there, one of each pair moved by up to 1e-9 a step.
+    - Each goal of wandering targets has 50 tries, and may overlap others after them;
+      there, all goals shared these tries, and running out of them was an error.
 
     Args:
-        domain: numbers of entities: 0 as in training, 1 for more agents, 2 for
-            more of the others.
+        domain: numbers of entities: 0 as in training, 1 for more agents, 2 for more of
+            the other kinds.
         margin: steps at both ends of an episode in which nothing arrives; None for 0 in
             domain 0, and for 10, as in published tests, in the others.
-        continuous_actions: True for five numbers in [0, 1], of which the second to
-            fifth push left, right, down and up; False for one of five choices: no-op,
-            left, right, down, up.
 
     Raises:
         InputError: too few steps for the margin.
@@ -192,7 +191,7 @@ class MPEv2(ParticleEnv):
         cls.type_names = ("self", *names)
 
     def _entities(self, kind: Kind) -> list[Entities]:
-        """Return the entities of the start, and the newcomers."""
+        """Return the initial entities, and the newcomers."""
         _, high, arrivals = kind.counts[self.domain]
         is_agent, task = kind.name == "agent", self.task
         return [
@@ -231,7 +230,7 @@ class MPEv2(ParticleEnv):
             begins = between(counts[:, :1], low, high)
             number = between(counts[:, 1:], min(arrivals, 1), arrivals)
             steps = between(times, self.margin, self.max_steps - 1 - self.margin)
-            # The clock is 1 after the first step, so what is due at 0 never comes.
+            # The clock is 1 after the first step, so an entity due at 0 never comes.
             steps = steps.masked_fill(steps == 0, NEVER)
             indices = torch.arange(max(high, arrivals), device=self.device)
             lives[:, slots, 0] = torch.where(indices[:high] < begins, 0, NEVER)
@@ -249,7 +248,7 @@ class MPEv2(ParticleEnv):
                 groups.append((slots, places))
         for group, candidates in groups:
             reach = 0 if task.spaced == "no" else 2 * task.size
-            # `lives` tells which of the places an episode uses.
+            # `lives` tells which of the discs an episode has.
             used = lives[:, group, 0] == 0
             state[:, group, :2] = spaced(candidates, used, reach)
         self.state[rows], self._lives[rows] = state, lives
@@ -285,20 +284,15 @@ class MPEv2(ParticleEnv):
         self, tokens: Tokens, index: int, *, group: str, agent: int, size: int
     ) -> Glyphs:
         is_self = (tokens.types == SELF_TYPE)[:, None]
-        # Its own token holds the observer's place, not the way to it.
+        # The observer's own token holds an absolute position.
         features = tokens.features
         shift = torch.where(is_self, self.state[index, agent].to(features), 0)
         relative = tokens._replace(features=features - shift)
         return super().glyphs(relative, index, group=group, agent=agent, size=size)
 
-    def away(self, kind: str, other: str) -> Tensor:
-        """Return the way from each of a kind to each other ``(num_envs, n, m, 2)``."""
-        return self._positions[other][:, None] - self._positions[kind][:, :, None]
-
     def distances(self, kind: str, other: str) -> Tensor:
-        """Return ``(num_envs, n, m)`` distances; infinite to those that are absent."""
-        away = self.away(kind, other)
-        distance = torch.hypot(away[..., 0], away[..., 1])
+        """Return distances ``(num_envs, n, m)``, infinite to absent entities."""
+        distance = distances(self._positions[kind], self._positions[other])
         return self.fill_absent(distance, other, 2, torch.inf)
 
     def gaps(self, kind: str, other: str) -> Tensor:
@@ -306,11 +300,11 @@ class MPEv2(ParticleEnv):
         return self.distances(kind, other) - 2 * self.task.size
 
     def nearest(self, kind: str, other: str) -> Tensor:
-        """Return each one's smallest gap to another kind, 0 for the absent."""
+        """Return each entity's smallest gap to another kind, 0 for absent entities."""
         return self.fill_absent(self.gaps(kind, other).amin(2), kind, 1, 0)
 
     def count(self, kind: str) -> Tensor:
-        """Return how many of a kind are there, ``(num_envs,)`` int64."""
+        """Return how many of a kind are present, ``(num_envs,)`` int64."""
         return self.present[:, self._slices[kind]].sum(1)
 
     def velocity(self, kind: str) -> Tensor:
@@ -323,7 +317,7 @@ def spaced(candidates: Tensor, used: Tensor, reach: float) -> Tensor:
 
     Args:
         candidates: ``(k, n, tries, 2)``.
-        used: ``(k, n)`` bool, discs that count.
+        used: ``(k, n)`` bool, discs that the later ones must not touch.
         reach: distance up to which two touch.
 
     Returns:
@@ -348,7 +342,7 @@ def spaced(candidates: Tensor, used: Tensor, reach: float) -> Tensor:
 
 
 def box(side: float) -> Callable[[Tensor], Tensor]:
-    """Return the starts in a square of this half side around the origin."""
+    """Return a map of uniform numbers to starts in a square of this half side."""
     return lambda numbers: (2 * numbers - 1) * side
 
 
@@ -368,7 +362,7 @@ def outside(numbers: Tensor) -> Tensor:
 
 
 def drive(displacement: Tensor, velocity: Tensor) -> Tensor:
-    r"""Return forces of a length of at most 1 that aim at a displacement d in a step.
+    r"""Return forces of length at most 1 that aim at a displacement d in one step.
 
     .. math:: F = d / dt - (2 - damping)\,v, \quad \lVert F \rVert \le 1
     """
@@ -378,10 +372,10 @@ def drive(displacement: Tensor, velocity: Tensor) -> Tensor:
 
 
 def _nearest_agent(env: MPEv2, kind: str) -> tuple[Tensor, Tensor]:
-    """Return each one's way to the nearest agent, and the distance."""
+    """Return each entity's way to the nearest agent, and the distance."""
     distance, index = env.distances(kind, "agent").min(2, keepdim=True)
-    away = env.away(kind, "agent")
-    return away.gather(2, index[..., None].expand(-1, -1, 1, 2))[:, :, 0], distance
+    places = env._positions["agent"].gather(1, index.expand(-1, -1, 2))
+    return places - env._positions[kind], distance
 
 
 def chase(env: MPEv2, kind: str) -> Tensor:
@@ -390,10 +384,10 @@ def chase(env: MPEv2, kind: str) -> Tensor:
 
 
 def flee(env: MPEv2, kind: str) -> Tensor:
-    """Flee a near agent, else go anywhere, and stay inside the boundary."""
+    """Flee a nearby agent, else move at random, and stay inside the boundary."""
     way, distance = _nearest_agent(env, kind)
-    anywhere = 2 * env.dynamics.next().view(way.shape) - 1
-    way = torch.where(distance < FLIGHT, -way, anywhere)
+    random_way = 2 * env.dynamics.next().view(way.shape) - 1
+    way = torch.where(distance < FLIGHT, -way, random_way)
     place, velocity = env._positions[kind], env.velocity(kind)
     following, side = place + DT * velocity, env.task.boundary
     edge = following.sign() * side
@@ -401,8 +395,7 @@ def flee(env: MPEv2, kind: str) -> Tensor:
 
 
 def follow(env: MPEv2, kind: str) -> Tensor:
-    """Go, all of them, to the landmark that is nearest to the agents together."""
-    landmarks = [env._positions[name] for name in ("target", "decoy")]
+    """Go to the landmark with the least sum of distances to the agents."""
     sums = [
         env.fill_absent(
             env.fill_absent(env.distances("agent", name), "agent", 1, 0).sum(1),
@@ -411,12 +404,13 @@ def follow(env: MPEv2, kind: str) -> Tensor:
         for name in ("target", "decoy")
     ]
     goal = torch.cat(sums, 1).argmin(1)[:, None, None].expand(-1, 1, 2)
-    places = torch.cat(landmarks, 1).gather(1, goal)
+    landmarks = torch.cat((env._positions["target"], env._positions["decoy"]), 1)
+    places = landmarks.gather(1, goal)
     return drive(places - env._positions[kind], env.velocity(kind))
 
 
 def wander(env: MPEv2, kind: str) -> Tensor:
-    """Go to the goal; without one stay."""
+    """Go to the goal, or stay without one."""
     assert isinstance(env, Guard)
     return drive(env.way_to_goals(), env.velocity(kind))
 
@@ -425,7 +419,7 @@ def wander(env: MPEv2, kind: str) -> Tensor:
 
 
 def _penalty(env: MPEv2) -> Tensor:
-    """Return the agents' penalty of leaving the square, summed."""
+    """Return the sum of the agents' penalties for leaving the square."""
     reach = env._positions["agent"].abs().amax(-1)
     penalty = -torch.pow(5.0, reach - BORDER).clamp(max=25)
     penalty = torch.where(reach > env.task.boundary, penalty, 0)
@@ -433,7 +427,7 @@ def _penalty(env: MPEv2) -> Tensor:
 
 
 def _touches(env: MPEv2, kind: str) -> Tensor:
-    """Return the pairs of a kind and an agent that touch, ``(num_envs, n)``."""
+    """Return the number of agents that touch each of a kind, ``(num_envs, n)``."""
     touching = env.gaps(kind, "agent") <= 0
     return env.fill_absent(touching, kind, 1, False).sum(2)
 
@@ -553,10 +547,10 @@ class Spread(MPEv2):
     The reward of the team is the sum over targets of the negative gap between the
     target and the nearest agent; a gap is the distance of the centres less both radii.
 
-    Targets rest. An agent's force is 1.5. Nothing collides, but agents that arrive with
-    each other.
+    Targets rest. An agent's force is 1.5. Agents that arrive collide with each other;
+    nothing else does.
 
-    docs/mpev2.md says what all six tasks share.
+    docs/mpev2.md describes what all six tasks share.
     """
 
     task = SPREAD
@@ -583,7 +577,7 @@ class Tag(MPEv2):
     Agents start in the middle, adversaries in the upper left corner; newcomers appear
     at the edge. An agent's force is 4.
 
-    docs/mpev2.md says what all six tasks share.
+    docs/mpev2.md describes what all six tasks share.
     """
 
     task = TAG
@@ -599,26 +593,26 @@ class Tag(MPEv2):
 
 
 class Guard(MPEv2):
-    r"""Agents guard targets that wander, each by several agents, without touching them.
+    r"""Agents guard wandering targets, several agents each, without touching them.
 
     The reward of the team after a step is
 
     .. math:: r = -\sum_t \Bigl[ \sum_{a \in N_i(t)} gap(a, t)
         + 5\,\#\{a: a \text{ touches } t\} \Bigr]
 
-    over targets t, with N the i agents nearest to it and i the number of agents for
-    each target, rounded up. A target goes to a goal that is drawn every 51 steps, near
-    it; one that arrives rests until the next draw. An agent's force is 4.
+    over targets t, with N the i agents nearest to it and i the number of agents per
+    target, rounded up. A target goes to a goal near it, which is drawn every 51 steps;
+    one that arrives rests until the next draw. An agent's force is 4.
 
-    docs/mpev2.md says what all six tasks share.
+    docs/mpev2.md describes what all six tasks share.
     """
 
     state_names = ("state", "goal_places")
     task = GUARD
 
     goal_places: Tensor
-    """``(num_envs, targets, 2)``: where each target goes, once there has been a draw
-    since it came."""
+    """``(num_envs, targets, 2)``: where each target goes, valid from the first draw
+    after it came."""
 
     def __init__(
         self,
@@ -638,7 +632,7 @@ class Guard(MPEv2):
         return began & self.present[:, targets]
 
     def way_to_goals(self) -> Tensor:
-        """Draw goals where it is time, and return the ways ``(num_envs, n, 2)``."""
+        """Draw goals where they are due, and return the ways ``(num_envs, n, 2)``."""
         draws = self.steps % GOAL_STEPS == 1
         if not may_read(draws) or draws.any():
             self._draw_goals(draws)
@@ -661,7 +655,7 @@ class Guard(MPEv2):
 
     @override
     def state_features(self) -> Tensor:
-        """Return entities with the ways to their goals, which no agent sees."""
+        """Add the ways of entities to their goals, which no agent sees."""
         ways = torch.zeros_like(self.state[..., :2])
         ways[:, self._slices["target"]] = self._ways_now()
         return torch.cat((super().state_features(), ways), -1)
@@ -684,7 +678,7 @@ class Adversary(MPEv2):
     decoy with the smallest sum of distances to the agents, so they follow the team.
     Nothing collides. An agent's force is 1.5.
 
-    docs/mpev2.md says what all six tasks share.
+    docs/mpev2.md describes what all six tasks share.
     """
 
     task = ADVERSARY
@@ -711,7 +705,7 @@ class Repel(MPEv2):
     at whose edge it jumps to -2.24. Adversaries start in the middle. An agent's force
     is 4.
 
-    docs/mpev2.md says what all six tasks share.
+    docs/mpev2.md describes what all six tasks share.
     """
 
     task = REPEL
@@ -731,15 +725,15 @@ class Hunt(MPEv2):
 
     The reward of the team after a step is the negative mean over adversaries of the gap
     to the nearest agent, less the mean over agents of the gap to the nearest adversary.
-    An adversary flees an agent that is nearer than 1, goes anywhere else, and turns
+    An adversary flees an agent that is nearer than 1, else moves at random, and turns
     back at the edge of the square of half side 2. An agent's force is 3.
 
-    With ``choices="adversaries"``, which the published task has not, an agent chooses
+    With ``choices="adversaries"``, which the published task lacks, an agent chooses
     none or an adversary that is there, and takes the one of its five directions that is
     nearest to the force by which `dead_beat` reaches it. This is a `Selection`, for
     ``policy.action=select``.
 
-    docs/mpev2.md says what all six tasks share.
+    docs/mpev2.md describes what all six tasks share.
 
     Args:
         choices: what an agent chooses: directions or adversaries.
@@ -767,11 +761,11 @@ class Hunt(MPEv2):
                 "env.continuous_actions: expected false with env.choices=adversaries, "
                 "got true"
             )
-        count, spec = self.groups["agent"].num_agents, self.groups["agent"].tokens
-        space = Selection(1, spec.num_tokens, ("adversary",))
-        group = AgentGroup(count, spec, space, has_action_masks=True)
+        group = self.groups["agent"]
+        space = Selection(1, group.tokens.num_tokens, ("adversary",))
+        group = replace(group, action_space=space, has_action_masks=True)
         self.groups = {"agent": group}
-        self._selection = SelectedTokens(spec, group.actions)
+        self._selection = SelectedTokens(group.tokens, group.actions)
 
     @override
     def observe(self) -> dict[str, Tokens]:
@@ -784,7 +778,7 @@ class Hunt(MPEv2):
     def agent_forces(self, actions: Tensor) -> Tensor:
         if self._selection is None:
             return super().agent_forces(actions)
-        # Entities by choice; the one in place of none is the agent itself.
+        # Entities by choice; the agent itself stands for the choice of none.
         order = pad(self._order["agent"], (1, 0))
         order[:, 0] = order[:, 1]
         entities = order.expand(self.num_envs, -1, -1).gather(2, actions[..., None])

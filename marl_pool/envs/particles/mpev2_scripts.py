@@ -1,4 +1,4 @@
-"""Scripted agents of MPEv2's tasks: anchors of its tables, not optima."""
+"""Scripted agents of MPEv2's tasks: anchors of docs/mpev2.md's table, not optima."""
 
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from marl_pool.envs.particles.physics import DAMPING, DIRECTIONS, DT, dead_beat
 from marl_pool.tokens import Tokens
 
 FORESIGHT = 12
-"""Steps for which an evading agent imagines each choice."""
+"""Steps for which an evading agent simulates each choice."""
 
 
 FAR = 100.0
@@ -23,7 +23,7 @@ FAR = 100.0
 
 
 class PairingScript(ForceHeuristic):
-    """Go to an entity that no other agent is to reach, by a dead-beat force.
+    """Go to an entity that is assigned to no other agent, by a dead-beat force.
 
     Agents and entities are paired anew in each step, with the least sum of distances.
     All agents see the same set, so each of them finds the same pairs. An agent without
@@ -45,21 +45,17 @@ class PairingScript(ForceHeuristic):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.acceleration = cls.task.force
-        names = ("self", *(kind.name for kind in cls.task.kinds))
-        cls.types = {name: number for number, name in enumerate(names)}
         slots = {
             kind.name: max(count.high + count.arrivals for count in kind.counts)
             for kind in cls.task.kinds
         }
         cls.most = slots["agent"], slots[cls.goal]
 
-    types: ClassVar[dict[str, int]]
-    """Number of each type."""
     most: ClassVar[tuple[int, int]]
     """Most agents and entities that are paired."""
 
     def rounds(self, agents: Tensor, goals: Tensor) -> Tensor:
-        """Return how many agents ``(*B,)`` an entity may have, of both numbers."""
+        """Return how many agents ``(*B,)`` an entity may have, given both numbers."""
         return torch.ones_like(agents)
 
     @override
@@ -74,7 +70,7 @@ class PairingScript(ForceHeuristic):
     def force(self, tokens: Tokens) -> Tensor:
         goal, has_goal = self.pair(tokens)
         index = goal[..., None, None].expand(*goal.shape, 1, 4)
-        target = _ways(tokens).gather(-2, index)[..., 0, :]
+        target = _relative(tokens).gather(-2, index)[..., 0, :]
         place, velocity = target[..., :2], target[..., 2:]
         place = place - self.standoff * normalize(place, dim=-1)
         force = dead_beat(torch.cat((place, velocity), -1), MASS)
@@ -82,7 +78,7 @@ class PairingScript(ForceHeuristic):
 
     def pair(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Return the slot ``(*B,)`` of each observer's entity, and if there is one."""
-        ways = _ways(tokens)
+        relative = _relative(tokens)
         types, present = tokens.types, ~tokens.padding
         is_agent = ((types == self.types["agent"]) | (types == 0)) & present
         is_goal = (types == self.types[self.goal]) & present
@@ -90,7 +86,10 @@ class PairingScript(ForceHeuristic):
             mask.byte().argsort(dim=-1, descending=True, stable=True)[..., :most]
             for mask, most in ((is_agent, self.most[0]), (is_goal, self.most[1]))
         )
-        away = _at(ways, goals)[..., None, :, :2] - _at(ways, agents)[..., None, :2]
+        goal_places, agent_places = (
+            _gather(relative, slots)[..., :2] for slots in (goals, agents)
+        )
+        away = goal_places[..., None, :, :] - agent_places[..., None, :]
         distance = torch.hypot(away[..., 0], away[..., 1])
         unfit = ~(
             is_agent.gather(-1, agents)[..., :, None]
@@ -113,22 +112,24 @@ class PairingScript(ForceHeuristic):
         return torch.where(goal < 0, nearest, goal), is_goal.any(-1)
 
 
-def _ways(tokens: Tokens) -> Tensor:
-    """Return what tokens show relative to the observer, whose own comes first."""
-    ways = tokens.features.clone()
-    ways[..., 0, :] = 0
-    return ways
+def _relative(tokens: Tokens) -> Tensor:
+    """Return the features, with 0 for the observer's own token, which is the first."""
+    features = tokens.features.clone()
+    features[..., 0, :] = 0
+    return features
 
 
-def _at(ways: Tensor, places: Tensor) -> Tensor:
-    return ways.gather(-2, places[..., None].expand(*places.shape, ways.shape[-1]))
+def _gather(features: Tensor, slots: Tensor) -> Tensor:
+    return features.gather(
+        -2, slots[..., None].expand(*slots.shape, features.shape[-1])
+    )
 
 
 def least_pairs(distance: Tensor) -> Tensor:
-    """Pair as many rows and columns as can be, with the least sum of distances.
+    """Pair as many rows and columns as possible, with the least sum of distances.
 
     It is exact, by dynamic programming over the sets of columns (Held and Karp, 1962,
-    https://doi.org/10.1137/0110015), and takes steps in proportion to 2ᵐ.
+    https://doi.org/10.1137/0110015), and takes time in proportion to 2ᵐ.
 
     Args:
         distance: ``(*B, n, m)``, infinity for a pair that is not allowed.
@@ -184,7 +185,7 @@ class HuntScript(PairingScript):
 
 
 class GuardScript(PairingScript):
-    """Guard the targets, each by as many agents as count, from a small distance."""
+    """Guard each target by as many agents as the reward counts, at a small distance."""
 
     task, standoff, most_rounds = mpev2.GUARD, 0.14, 4
 
@@ -194,10 +195,10 @@ class GuardScript(PairingScript):
 
 
 class EvadingScript(ForceHeuristic):
-    """Take the choice, of five, that leads farthest from the adversaries.
+    """Take the one of five choices that leads farthest from the adversaries.
 
-    Each is imagined for twelve steps, in which the adversaries rest. A choice that ends
-    outside the square loses against all that end inside.
+    Each choice is simulated for twelve steps, in which the adversaries rest. One that
+    ends outside the square loses against all that end inside.
     """
 
     task: ClassVar[TeamTask]
@@ -217,7 +218,7 @@ class EvadingScript(ForceHeuristic):
         for _ in range(FORESIGHT):
             shift = shift + DT * velocity
             velocity = (1 - DAMPING) * velocity + DT / MASS * pushes
-        missing = (tokens.types != 2) | tokens.padding
+        missing = (tokens.types != self.types["adversary"]) | tokens.padding
         away = tokens.features[..., None, :, :2] - shift[..., None, :]
         distance = torch.hypot(away[..., 0], away[..., 1])
         if self.nearest:

@@ -29,7 +29,7 @@ DT = 0.1
 DAMPING = 0.25
 """Fraction of its velocity that an entity loses in a step."""
 LEAD = (2 - DAMPING) * DT
-"""Seconds for which the present velocity counts before a force changes a position."""
+"""Seconds of motion at the current velocity before a force changes a position."""
 CONTACT_FORCE = 1e2
 """Force per unit of penetration."""
 CONTACT_MARGIN = 1e-3
@@ -40,7 +40,7 @@ SOFTPLUS_BLOCK = 32
 """Numbers that torch's softplus computes at a time, or a multiple of it."""
 
 TAIL_SECONDS = 0.3
-"""Length of a drawn tail in seconds of the present velocity."""
+"""Length of a drawn tail in seconds of the current velocity."""
 NEW = 10
 """Steps for which an entity that has arrived is drawn with a ring."""
 
@@ -116,7 +116,7 @@ def dead_beat(away: Tensor, mass: float = 1.0, lead: float = LEAD) -> Tensor:
 
     Args:
         away: ``(…, 4)`` positions and velocities of the others, relative to the agents.
-        mass: of an agent.
+        mass: mass of an agent.
         lead: time by which the velocities are extrapolated.
     """
     return mass * (away[..., :2] + lead * away[..., 2:]) / DT**2
@@ -143,7 +143,7 @@ class Entities:
     on_top: bool = False
     """True if it is drawn over the others."""
     late: bool = False
-    """True if the task's own rules let it arrive later; `departures` leave it alone."""
+    """True if the task's own rules let it arrive later; no `departures` apply to it."""
 
 
 class ParticleOptions(EnvOptions, total=False):
@@ -175,31 +175,34 @@ class ParticleEnv(BatchedEnv):
     updated in place. Movable entities come first, so that they are one contiguous
     slice.
 
-    Entities may arrive and leave while an episode runs. Each that may be there has a
-    slot in all tensors, and `present` says which are. Those that are not rest, exert
-    and receive no force, are padding among the tokens and are not drawn; agents among
-    them neither act nor earn. The start of an episode is the same as without them. A
+    Entities may arrive and leave while an episode runs. Each of them has a slot in all
+    tensors, and `present` says which are in the world. Absent entities rest, exert and
+    receive no force, are padding among the tokens and are not drawn; absent agents
+    neither act nor earn. The start of an episode is the same as without rules. A
     subclass passes on `ParticleOptions`, leaves absent entities out of its rewards by
-    `fill_absent`, and writes ``place`` for the entities of the start alone.
+    `fill_absent`, and implements ``place`` for the initial entities alone.
 
     Args:
-        entities: the kinds of entities at the start, movable ones first.
+        entities: the initial entities, movable ones first.
         learners: the kinds that are groups of agents.
-        continuous_actions: see `Steering`.
+        continuous_actions: True for five numbers in [0, 1], of which the second to
+            fifth push left, right, down and up; False for one of five choices: no-op,
+            left, right, down, up.
         extent: half the side of the square that `frame` shows.
-        random_numbers: by kind, those that each entity uses in a step.
-        changing: True if ``place`` also writes `lives`, of all its entities, of which
-            the first of each kind is always there.
+        random_numbers: for each kind, those that an entity uses in a step.
+        changing: True if ``place`` also writes the `lives` of all its entities; the
+            first of each kind is always there.
         lone: kinds whose number the task fixes, which neither arrive nor leave.
         arrivals: rules by which entities arrive, each a mapping such as
             ``{type: agent, count: 2, step: [5, 20], where: edge, radius: 1}``.
-            ``count`` and ``step`` are a number or ``[low, high]``, of which each
-            episode, or entity, samples its own. Defaults are the type agent, or else
-            the first group of agents, 1, the ``edge`` of a square (or ``square``,
-            ``disc``), and a ``radius``, its half side, of nine tenths of the picture's.
-        departures: rules by which entities of the start leave, such as ``{type: agent,
-            count: 1, step: 10}``; which of them do is random. Of agents, and of types
-            that matter for the task, one stays.
+            ``count`` and ``step`` are a number or ``[low, high]``, from which each
+            episode samples a count, and each entity a step. Defaults: the type agent,
+            or else the first group of agents; a count of 1; the ``edge`` of a square
+            (or ``square``, ``disc``); and as ``radius``, its half side, nine tenths of
+            the picture's.
+        departures: rules by which initial entities leave, such as ``{type: agent,
+            count: 1, step: 10}``; which of them leave is random. One of each group of
+            agents, and of each type that matters for the task, stays.
         options: other arguments of `BatchedEnv`.
 
     Raises:
@@ -226,7 +229,6 @@ class ParticleEnv(BatchedEnv):
         continuous_actions: bool = True,
         extent: float,
         max_steps: int,
-        dynamics_size: int = 0,
         random_numbers: Mapping[str, int] | None = None,
         changing: bool = False,
         lone: Sequence[str] = (),
@@ -243,10 +245,8 @@ class ParticleEnv(BatchedEnv):
             )
             entities = self._population.entities
         needs = random_numbers or {}
-        dynamics_size += sum(kind.count * needs.get(kind.kind, 0) for kind in entities)
-        super().__init__(
-            num_envs, max_steps=max_steps, dynamics_size=dynamics_size, **options
-        )
+        size = sum(kind.count * needs.get(kind.kind, 0) for kind in entities)
+        super().__init__(num_envs, max_steps=max_steps, dynamics_size=size, **options)
         # Repeat each kind for its entities; the state has the movable ones first.
         kinds = [kind for kind in entities for _ in range(kind.count)]
         self.entities, self.extent = tuple(kinds), extent
@@ -275,12 +275,10 @@ class ParticleEnv(BatchedEnv):
                 len(kinds),
                 4,
                 self.type_names,
-                signal_types=tuple(
-                    type_name for type_name in self.type_names if type_name in signal
-                ),
+                signal_types=tuple(name for name in self.type_names if name in signal),
                 positions=POSITION,
             )
-            # It refuses numbers that no memory holds, before any list of them.
+            # The group refuses sizes that no memory holds, before lists are built.
             count, space = places.stop - places.start, self._steering[name].space
             self.groups[name] = AgentGroup(count, spec, space)
             self._order[name], self._types[name] = self._as_seen(name, self.type_names)
@@ -293,7 +291,7 @@ class ParticleEnv(BatchedEnv):
 
     @property
     def present(self) -> Tensor:
-        """``(num_envs, entities)`` bool: the entities that are in the world now."""
+        """``(num_envs, entities)`` bool: entities that are in the world."""
         if self.lives is None:
             return torch.ones_like(self.state[..., 0], dtype=torch.bool)
         begins, ends = self.lives.unbind(-1)
@@ -316,13 +314,13 @@ class ParticleEnv(BatchedEnv):
     def fill_absent(
         self, values: Tensor, kind: str | slice, dim: int, fill: float | bool
     ) -> Tensor:
-        """Replace the values of the entities of a kind that are not there.
+        """Replace the values of the absent entities of a kind.
 
         Args:
             values: ``(num_envs, …)``.
             kind: name of the kind, or a slice of the entities.
-            dim: dimension of its entities.
-            fill: number in their place.
+            dim: dimension of the entities.
+            fill: value in their place.
         """
         if self.lives is None:
             return values
@@ -332,7 +330,7 @@ class ParticleEnv(BatchedEnv):
         return values.masked_fill(~self.present[:, places].reshape(shape), fill)
 
     def earned(self, **rewards: Tensor) -> dict[str, Tensor]:
-        """Return rewards ``(num_envs, agents)`` by group, 0 for those not there."""
+        """Return rewards ``(num_envs, agents)`` by group, 0 for absent agents."""
         return {
             name: self.fill_absent(reward, name, 1, 0)
             for name, reward in rewards.items()
@@ -343,7 +341,7 @@ class ParticleEnv(BatchedEnv):
         if self._population is None:
             super()._place_rows(rows)
             return
-        # `place` sees an environment of the entities of the start.
+        # `place` sees an environment of the initial entities alone.
         start, slots = copy(self), self._population.starting
         start.entities = self._starting
         start.num_movable = sum(kind.movable for kind in self._starting)
@@ -379,11 +377,11 @@ class ParticleEnv(BatchedEnv):
         return observations
 
     def _absent(self, order: Tensor, padding: Tensor) -> Tensor:
-        """Return which tokens ``(num_envs, agents, N)`` show nothing, or ``padding``.
+        """Return the padding mask ``(num_envs, agents, N)`` of tokens.
 
         Args:
             order: ``(agents, N)`` entities of the tokens, the observer first.
-            padding: where nothing comes or goes.
+            padding: the mask where nothing comes or goes.
         """
         if self.lives is None:
             return padding
@@ -414,14 +412,14 @@ class ParticleEnv(BatchedEnv):
         return states
 
     def state_features(self) -> Tensor:
-        """Return what critics are shown of each entity, ``(num_envs, entities, F)``.
+        """Return the features of entities for critics, ``(num_envs, entities, F)``.
 
-        Position and velocity come first, both in the plane.
+        Absolute position and velocity come first.
         """
         return self.state / self.feature_scale
 
     def _as_seen(self, name: str, type_names: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return how agents of a kind see all entities.
+        """Return the entities in the order in which agents of a kind see them.
 
         Returns:
             The entities, ``(agents, entities)`` int64: self, those that cannot move,
@@ -452,7 +450,7 @@ class ParticleEnv(BatchedEnv):
         if self.lives is None:
             self._move(forces)
             return
-        # Entities that are not there rest where they are or will be.
+        # Absent entities rest where they were or will be.
         before = self.state.clone()
         self._move(forces)
         self.state.copy_(torch.where(self.present[..., None], self.state, before))
@@ -473,7 +471,7 @@ class ParticleEnv(BatchedEnv):
         """
         if self._contacts is None:
             return torch.zeros_like(self._velocity)
-        # Pairs of entities: those that are pushed by those that push.
+        # Pairs of a pushed and a pushing entity.
         pushed, pushing, reach = self._contacts
         # Coordinates first, so that the operations below run over contiguous memory.
         places = self.state[..., :2].movedim(-1, 0)
@@ -490,7 +488,6 @@ class ParticleEnv(BatchedEnv):
         pushes = delta.mul_(strength).sum(-1).movedim(0, -1)
         if pushes.shape == self._velocity.shape:
             return pushes
-        # Entities that nothing pushes have zero force.
         forces = torch.zeros_like(self._velocity)
         forces[:, pushed] = pushes
         return forces
@@ -510,7 +507,7 @@ class ParticleEnv(BatchedEnv):
         discs = [Disc(kind.kind, kind.color, kind.size) for kind in self.entities]
         goals = self.goals()[index].double().cpu().numpy()
         frame.crosses(goals)
-        # Earlier discs cover others.
+        # Earlier discs cover later ones.
         visible = self.present[index].nonzero()[:, 0].tolist()
         order = sorted(visible, key=lambda i: not self.entities[i].on_top)
         places, tails = state[order, :2], TAIL_SECONDS * state[order, 2:]
@@ -598,7 +595,7 @@ class ParticleEnv(BatchedEnv):
 
 
 def slices_of(entities: Sequence[Entities]) -> dict[str, slice]:
-    """Return where the entities of each kind are, which are contiguous."""
+    """Return the slice of each kind's entities, which are contiguous."""
     names = [entity.kind for entity in entities]
     return {
         name: slice(names.index(name), names.index(name) + names.count(name))
@@ -607,10 +604,10 @@ def slices_of(entities: Sequence[Entities]) -> dict[str, slice]:
 
 
 def soft_penetration(overlap: Tensor) -> Tensor:
-    """Smooth the depths, of any shape, to which entities penetrate; negative if apart.
+    """Convert overlaps of any shape, negative if apart, to smooth penetrations.
 
-    The numbers that do not fill a block at the end of a tensor are computed by another
-    function, with other last bits. Padding to whole blocks gives an environment the
+    For numbers at the end of a tensor that do not fill a block, torch uses a different
+    function, with different last bits. Padding to whole blocks gives an environment the
     same trajectory in batches of every size, as long as one thread computes them.
     """
     count = overlap.numel()

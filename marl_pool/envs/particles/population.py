@@ -1,4 +1,4 @@
-"""Entities that come and go in an episode: rules, and the lives that they give."""
+"""Entities that come and go in an episode: rules, and the lives sampled from them."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NEVER = 1 << 40
 """Step that no episode reaches."""
 MOST_NEWCOMERS = 16_384
-"""Entities that may arrive in an episode."""
+"""Most entities that may arrive in an episode."""
 
 Rules = Sequence[Mapping[str, Any]]
 """Option that lists rules, each a mapping of `Arrival`'s or `Departure`'s fields."""
@@ -38,21 +38,21 @@ Number = Annotated[
 
 @dataclass(frozen=True)
 class Departure:
-    """Rule by which entities of the start leave."""
+    """Rule by which initial entities leave."""
 
     _: KW_ONLY
     step: Step
-    """Steps of the episode after which an entity is gone; of two, each entity samples
-    its own between them."""
+    """Steps of the episode after which an entity is gone; given two, each entity
+    samples a number between them."""
     type: str | None = None
-    """Type of the entities, or None for agent, or else the first group of agents."""
+    """Type of the entities; None for agent, or else the first group of agents."""
     count: Number = 1
-    """Number of entities; of two, each episode samples its own between them."""
+    """Number of entities; given two, each episode samples a number between them."""
 
 
 @dataclass(frozen=True)
 class Arrival(Departure):
-    """Rule by which new entities, at rest, join the first ones."""
+    """Rule by which new entities, at rest, join the initial ones."""
 
     where: Literal["edge", "square", "disc"] = "edge"
     """Where they appear, uniformly: along the edge of a square around the origin, in
@@ -84,7 +84,7 @@ PLACES: dict[str, Callable[[Tensor], Tensor]] = {
     "square": _square,
     "disc": _disc,
 }
-"""Points ``(*B, 2)`` of size 1 from uniform numbers ``(*B, 2)``."""
+"""Functions from uniform numbers ``(*B, 2)`` to points ``(*B, 2)`` of radius 1."""
 
 
 def between(numbers: Tensor, low: int, high: int) -> Tensor:
@@ -103,7 +103,7 @@ class _Newcomers(NamedTuple):
 
 
 class _Leavers(NamedTuple):
-    """The slots of which some leave, and how many leave by rules before this one."""
+    """The slots of which some leave, and how many of them leave by earlier rules."""
 
     rule: Departure
     slots: tuple[int, ...]
@@ -111,14 +111,14 @@ class _Leavers(NamedTuple):
 
 
 class EntityLives:
-    """Lives of the entities of each episode, by rules.
+    """Sampler of the lives of each episode's entities, by rules.
 
-    Every entity that may arrive has a slot, after its kind's entities of
-    the start. Its life is two steps: the first one in the world, and the first one in
-    which it is gone, `NEVER` if that does not happen.
+    Every entity that may arrive has a slot, after the initial entities of its kind. A
+    life is two steps: the first one in the world, and the first one in which the entity
+    is gone, `NEVER` if that does not happen.
 
     Args:
-        entities: the kinds at the start.
+        entities: the initial entities.
         learners: the kinds that are groups of agents.
         lone: the kinds whose number the task fixes.
         arrivals: mappings of the fields of `Arrival`.
@@ -128,13 +128,13 @@ class EntityLives:
 
     Attributes:
         entities: the kinds with all slots.
-        starting: slots of the entities of the start, in their order.
+        starting: slots of the initial entities, in their order.
 
     Raises:
-        InputError: a field that is wrong, an unknown or lone type, a step that no
-            episode reaches, more than leave than there are, or too many newcomers. Of
-            agents and of `Entities.signal` types one entity has to stay. For rules
-            that another task may have it is an `UnfitRuleError`.
+        InputError: a wrong field, an unknown or lone type, a step that no episode
+            reaches, more departures than entities, or too many newcomers. One entity of
+            each group of agents and of each `Entities.signal` type has to stay. A rule
+            that another task may have raises an `UnfitRuleError`.
     """
 
     def __init__(
@@ -184,12 +184,12 @@ class EntityLives:
 
         Args:
             keys: ``(k,)`` keys of random streams.
-            starts: ``(k, entities at the start, 2)``, lives of these by the task's own
-                rules, by which the first of each kind is always there; None for always
-                all of them. Of those that are there the first one stays.
+            starts: ``(k, initial entities, 2)``, lives by the task's own rules, under
+                which the first of each kind is always there and then does not leave;
+                None if all are always there.
 
         Returns:
-            Lives ``(k, entities, 2)`` int64, and for some slots points ``(k, n, 2)``.
+            Lives ``(k, entities, 2)`` int64, and points ``(k, n, 2)`` of the newcomers.
         """
         shape = len(keys), sum(part.count for part in self.entities), 2
         lives, places, start = keys.new_zeros(shape), [], 0
@@ -212,7 +212,7 @@ class EntityLives:
             # The order in which a kind's entities leave is the same for all rules.
             order = uniform(keys, len(members), (1 + min(members)) << 24)
             if starts is not None:
-                # Those that are there leave before those that an episode lacks.
+                # Entities that are there leave before those that the episode lacks.
                 order = order + (lives[:, members, 0] > 0)
                 order[:, 0] = 2
             rank = order.argsort(1).argsort(1)
@@ -237,47 +237,42 @@ def _span(value: Any) -> tuple[int, int]:
 
 
 def _read_rules(
-    form: type[AnyRule], key: str, rules: Rules, *context: Any
-) -> list[AnyRule]:
-    return [
-        _rule(form, f"{key}[{number}]", rule, *context)
-        for number, rule in enumerate(rules)
-    ]
-
-
-def _rule(
     form: type[AnyRule],
     key: str,
-    fields: Mapping[str, Any],
+    rules: Rules,
     kinds: Sequence[str],
     lone: Sequence[str],
     default: str,
     max_steps: int,
-) -> AnyRule:
-    """Check a rule and name its type."""
-    rule = form(**check_settings(form, fields, key))
-    for name in ("step", "count"):
-        low, high = _span(getattr(rule, name))
-        if low > high:
+) -> list[AnyRule]:
+    """Check rules and name their types."""
+    named = []
+    for number, fields in enumerate(rules):
+        where = f"{key}[{number}]"
+        rule = form(**check_settings(form, fields, where))
+        for name in ("step", "count"):
+            low, high = _span(getattr(rule, name))
+            if low > high:
+                raise InputError(
+                    f"{where}.{name}: expected [low, high] with low <= high, got "
+                    f"[{low}, {high}]"
+                )
+        if (last := _span(rule.step)[1]) >= max_steps:
             raise InputError(
-                f"{key}.{name}: expected [low, high] with low <= high, got "
-                f"[{low}, {high}]"
+                f"{where}.step: expected a step before the episode's end, below "
+                f"env.max_steps={max_steps}, got {last}"
             )
-    if (last := _span(rule.step)[1]) >= max_steps:
-        raise InputError(
-            f"{key}.step: expected a step before the episode's end, below "
-            f"env.max_steps={max_steps}, got {last}"
-        )
-    if rule.type is not None and rule.type not in kinds:
-        raise InputError(f"{key}.type: {unknown('type', rule.type, kinds)}")
-    kind = rule.type or default
-    if kind in lone:
-        others = " or ".join(name for name in kinds if name not in lone)
-        raise UnfitRuleError(
-            f"{key}.type: expected {others}, since the task fixes the number of type "
-            f"{kind!r}, got {show(rule.type)}"
-        )
-    return replace(rule, type=kind)
+        if rule.type is not None and rule.type not in kinds:
+            raise InputError(f"{where}.type: {unknown('type', rule.type, kinds)}")
+        kind = rule.type or default
+        if kind in lone:
+            others = " or ".join(name for name in kinds if name not in lone)
+            raise UnfitRuleError(
+                f"{where}.type: expected {others}, since the task fixes the number of "
+                f"type {kind!r}, got {show(rule.type)}"
+            )
+        named.append(replace(rule, type=kind))
+    return named
 
 
 def _leavers(

@@ -1,4 +1,4 @@
-"""Simple adversary: agents cover a goal and hide from an adversary which it is."""
+"""Simple adversary: agents cover a goal without revealing it to an adversary."""
 
 from collections.abc import Mapping
 from typing import Unpack
@@ -9,11 +9,10 @@ from typing_extensions import override
 
 from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE, PURPLE
-from marl_pool.envs.particles.physics import Entities, ParticleOptions
-from marl_pool.envs.particles.speaking import VELOCITY, SpeakingEnv
+from marl_pool.envs.particles.physics import Entities
+from marl_pool.envs.particles.speaking import VELOCITY, SpeakingEnv, SpeakingOptions
 from marl_pool.options.types import Episodes, Size
 
-TYPE_NAMES = ("self", "landmark", "adversary", "agent")
 ACCELERATION = 5.0
 
 
@@ -21,7 +20,7 @@ class SimpleAdversary(SpeakingEnv):
     r"""Agents cover one landmark, the goal; an adversary does not know which it is.
 
     With d and d_j the distances of the adversary and of agent j to the goal, the
-    adversary gets -d and every agent, with the sum of d where adversaries arrive,
+    adversary gets -d and every agent, with d summed over adversaries where some arrive,
 
     .. math:: r = d - \min_j d_j
 
@@ -32,17 +31,14 @@ class SimpleAdversary(SpeakingEnv):
 
     Source: ``simple_adversary_v3`` of `mpe2 <https://mpe2.farama.org>`_ (`Lowe et al.,
     2017 <https://arxiv.org/abs/1706.02275>`_), whose physics, starts and rewards these
-    are. There, landmarks are as many as agents.
+    are. There, the numbers of landmarks and agents are equal.
 
     Args:
-        num_agents: agents beside the one adversary.
+        num_agents: agents besides the one adversary.
         num_landmarks: landmarks; None for as many as agents.
-        continuous_actions: True for five numbers in [0, 1], of which the second to
-            fifth push left, right, down and up; False for one of five choices: no-op,
-            left, right, down, up.
     """
 
-    type_names = TYPE_NAMES
+    type_names = ("self", "landmark", "adversary", "agent")
 
     def __init__(
         self,
@@ -50,11 +46,9 @@ class SimpleAdversary(SpeakingEnv):
         *,
         num_agents: Size = 2,
         num_landmarks: Size | None = None,
-        continuous_actions: bool = False,
-        max_steps: Episodes = 25,
-        **common: Unpack[ParticleOptions],
+        **common: Unpack[SpeakingOptions],
     ) -> None:
-        still = dict.fromkeys(TYPE_NAMES, VELOCITY)
+        still = dict.fromkeys(self.type_names, VELOCITY)
         super().__init__(
             num_envs,
             entities=(
@@ -70,12 +64,9 @@ class SimpleAdversary(SpeakingEnv):
                 ),
             ),
             learners=("adversary", "agent"),
-            continuous_actions=continuous_actions,
             marks={"adversary": 0, "agent": 1},
             hidden={"adversary": still, "agent": still},
             num_goals=1,
-            extent=1.5,
-            max_steps=max_steps,
             **common,
         )
 

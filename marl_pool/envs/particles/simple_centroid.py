@@ -26,7 +26,6 @@ from marl_pool.options.types import (
 )
 from marl_pool.utils.errors import InputError
 
-TYPE_NAMES = ("self", "agent", "signal", "noise")
 FEATURE_SCALE = 5.0
 """Divisor of relative positions and velocities."""
 AGENT_ACCELERATION = 5.0
@@ -55,7 +54,7 @@ class SimpleCentroid(ParticleEnv):
     Source: `AdaPool <https://arxiv.org/abs/2506.09215>`_, section 4.3.1 and appendix
     C.4, and the published environment. Differences from the latter: the seed determines
     the start (there it was ignored); with several agents, each receives the reward and
-    observation of the present step (there, all but the first received them a step
+    observation of the current step (there, all but the first received them a step
     late), and all are truncated together. Earlier revisions of that environment had
     other values of ``reward_power`` (1 and 2), ``least_noise_offset`` (2.5) and
     ``signal_acceleration`` (5).
@@ -65,14 +64,12 @@ class SimpleCentroid(ParticleEnv):
         num_agents: learning agents; None uses ``counts``.
         num_signal: signal entities; None uses ``counts``.
         num_noise: noise entities; None uses ``counts``.
-        continuous_actions: True for five numbers in [0, 1], of which the second to
-            fifth push left, right, down and up; False for one of five choices: no-op,
-            left, right, down, up.
         reward_scale: factor c of the reward.
         reward_power: exponent of the distance in the reward.
         noise_offset: largest length of the common offset of noise.
-        least_noise_offset: its smallest length, at most ``noise_offset``.
-        signal_acceleration: of signal entities, in units of length per squared time.
+        least_noise_offset: smallest length of that offset, at most ``noise_offset``.
+        signal_acceleration: acceleration of signal entities, in units of length per
+            squared time.
         spread: half side of the starting square; None for
             ``max(log4(number of entities), 2)``.
 
@@ -80,7 +77,7 @@ class SimpleCentroid(ParticleEnv):
         InputError: ``least_noise_offset`` above ``noise_offset``.
     """
 
-    type_names = TYPE_NAMES
+    type_names = ("self", "agent", "signal", "noise")
     feature_scale = FEATURE_SCALE
 
     def __init__(

@@ -9,25 +9,24 @@ from typing_extensions import override
 
 from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE, PURPLE
-from marl_pool.envs.particles.physics import Entities, ParticleOptions
-from marl_pool.envs.particles.speaking import VELOCITY, SpeakingEnv
+from marl_pool.envs.particles.physics import Entities
+from marl_pool.envs.particles.speaking import VELOCITY, SpeakingEnv, SpeakingOptions
 from marl_pool.options.types import Episodes, Size
 
-TYPE_NAMES = ("self", "landmark", "adversary", "agent")
 ACCELERATION = 5.0
 
 
 class SimplePush(SpeakingEnv):
-    r"""An agent goes to its goal; an adversary that does not know it pushes it away.
+    r"""An agent goes to a goal; an adversary that does not know it pushes it away.
 
     With d and d_1 the distances of the adversary and of the agent to the goal, the
-    agent gets -d_1 and the adversary d_1 - d, of the nearest agent where some arrive.
-    All collide.
+    agent gets -d_1 and the adversary d_1 - d, with the d_1 of the nearest agent where
+    some arrive. All collide.
 
     A token has position and velocity relative to the observer, and in the agent's set
-    a further feature, 1 for the goal and 0 else. The velocity of the other is zero,
-    since mpe2 shows only the observer's own. The order is self, landmarks, the other.
-    All start at rest and uniformly in [-1, 1] along each axis. Episodes end by
+    a further feature, 1 for the goal and 0 else. The velocity of the other one is zero,
+    since mpe2 shows only the observer's own. The order is self, landmarks, the other
+    one. All start at rest and uniformly in [-1, 1] along each axis. Episodes end by
     truncation only.
 
     Source: ``simple_push_v3`` of `mpe2 <https://mpe2.farama.org>`_ (`Lowe et al., 2017
@@ -37,22 +36,18 @@ class SimplePush(SpeakingEnv):
 
     Args:
         num_landmarks: landmarks.
-        continuous_actions: True for five numbers in [0, 1], of which the second to
-            fifth push left, right, down and up; False for one of five choices: no-op,
-            left, right, down, up.
     """
 
-    type_names = TYPE_NAMES
+    type_names = ("self", "landmark", "adversary", "agent")
 
     def __init__(
         self,
         num_envs: Episodes,
         *,
         num_landmarks: Size = 2,
-        continuous_actions: bool = False,
-        max_steps: Episodes = 25,
-        **common: Unpack[ParticleOptions],
+        **common: Unpack[SpeakingOptions],
     ) -> None:
+        unseen = dict.fromkeys(("adversary", "agent"), VELOCITY)
         super().__init__(
             num_envs,
             entities=(
@@ -65,15 +60,9 @@ class SimplePush(SpeakingEnv):
                 ),
             ),
             learners=("adversary", "agent"),
-            continuous_actions=continuous_actions,
             marks={"adversary": 0, "agent": 1},
-            hidden={
-                name: dict.fromkeys(("adversary", "agent"), VELOCITY)
-                for name in ("adversary", "agent")
-            },
+            hidden={"adversary": unseen, "agent": unseen},
             num_goals=1,
-            extent=1.5,
-            max_steps=max_steps,
             **common,
         )
 

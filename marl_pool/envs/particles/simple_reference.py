@@ -9,11 +9,15 @@ from typing_extensions import override
 
 from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE
-from marl_pool.envs.particles.physics import Entities, ParticleOptions
-from marl_pool.envs.particles.speaking import EVERYTHING, MOTION, SpeakingEnv
+from marl_pool.envs.particles.physics import Entities
+from marl_pool.envs.particles.speaking import (
+    EVERYTHING,
+    MOTION,
+    SpeakingEnv,
+    SpeakingOptions,
+)
 from marl_pool.options.types import Episodes, Size, UnitInterval
 
-TYPE_NAMES = ("self", "landmark", "agent")
 ACCELERATION = 5.0
 
 
@@ -29,7 +33,7 @@ class SimpleReference(SpeakingEnv):
     A token has position and velocity relative to the observer, the identity of a
     landmark as a one-hot vector, and a message. The set is the agent's own token, with
     the identity of the other agent's goal; the landmarks with their identities,
-    which mpe2's vector has by their order; and the other agent's token, which holds
+    which mpe2's vector conveys by their order; and the other agent's token, which holds
     nothing but its message of the last step. All start at rest and uniformly in
     [-1, 1] along each axis. Episodes end by truncation only.
 
@@ -48,7 +52,7 @@ class SimpleReference(SpeakingEnv):
             left, right, down and up.
     """
 
-    type_names = TYPE_NAMES
+    type_names = ("self", "landmark", "agent")
 
     def __init__(
         self,
@@ -57,9 +61,7 @@ class SimpleReference(SpeakingEnv):
         num_landmarks: Size = 3,
         num_words: Size = 10,
         local_ratio: UnitInterval = 0.5,
-        continuous_actions: bool = False,
-        max_steps: Episodes = 25,
-        **common: Unpack[ParticleOptions],
+        **common: Unpack[SpeakingOptions],
     ) -> None:
         self.local_ratio = local_ratio
         super().__init__(
@@ -72,14 +74,11 @@ class SimpleReference(SpeakingEnv):
             ),
             learners=("agent",),
             lone=("agent",),
-            continuous_actions=continuous_actions,
             marks={"agent": num_landmarks + num_words},
             hidden={"agent": {"agent": EVERYTHING}},
             speaker="agent",
             num_words=num_words,
             num_goals=2,
-            extent=1.5,
-            max_steps=max_steps,
             **common,
         )
 
@@ -108,7 +107,7 @@ class SimpleReference(SpeakingEnv):
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         moves = self.hear(actions["agent"])
         self.integrate(self._steering["agent"].forces(moves))
-        # Each agent is paid for the other one's way.
+        # Each agent is rewarded for the other one's distance.
         ways = self._ways().flip(1)
         distance = torch.hypot(ways[..., 0], ways[..., 1])
         shared = distance.mean(1, keepdim=True)

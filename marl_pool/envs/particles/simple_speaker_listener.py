@@ -8,11 +8,15 @@ from typing_extensions import override
 
 from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE, PURPLE
-from marl_pool.envs.particles.physics import Entities, ParticleOptions
-from marl_pool.envs.particles.speaking import EVERYTHING, MOTION, SpeakingEnv
+from marl_pool.envs.particles.physics import Entities
+from marl_pool.envs.particles.speaking import (
+    EVERYTHING,
+    MOTION,
+    SpeakingEnv,
+    SpeakingOptions,
+)
 from marl_pool.options.types import Episodes, Size
 
-TYPE_NAMES = ("self", "speaker", "landmark")
 ACCELERATION = 5.0
 
 
@@ -27,7 +31,7 @@ class SimpleSpeakerListener(SpeakingEnv):
     landmark as a one-hot vector, and the message. The speaker's set is its own token,
     with the identity of the goal. The listener's set is its own token, the
     speaker's, which holds nothing but the message of the last step, and the landmarks
-    with their identities, which mpe2's vector has by their order. All start at rest
+    with their identities, which mpe2's vector conveys by their order. All start at rest
     and uniformly in [-1, 1] along each axis. Episodes end by truncation only.
 
     Source: ``simple_speaker_listener_v4`` of `mpe2 <https://mpe2.farama.org>`_
@@ -43,16 +47,14 @@ class SimpleSpeakerListener(SpeakingEnv):
             up.
     """
 
-    type_names = TYPE_NAMES
+    type_names = ("self", "speaker", "landmark")
 
     def __init__(
         self,
         num_envs: Episodes,
         *,
         num_landmarks: Size = 3,
-        continuous_actions: bool = False,
-        max_steps: Episodes = 25,
-        **common: Unpack[ParticleOptions],
+        **common: Unpack[SpeakingOptions],
     ) -> None:
         super().__init__(
             num_envs,
@@ -70,14 +72,11 @@ class SimpleSpeakerListener(SpeakingEnv):
             ),
             learners=("speaker", "listener"),
             lone=("speaker", "listener"),
-            continuous_actions=continuous_actions,
             marks={"speaker": num_landmarks, "listener": 2 * num_landmarks},
             hidden={"listener": {"speaker": EVERYTHING}},
             speaker="speaker",
             num_words=num_landmarks,
             num_goals=1,
-            extent=1.5,
-            max_steps=max_steps,
             **common,
         )
 

@@ -17,7 +17,6 @@ from marl_pool.envs.particles.physics import (
 )
 from marl_pool.options.types import Episodes, Size, UnitInterval
 
-TYPE_NAMES = ("self", "landmark", "agent")
 AGENT_SIZE, LANDMARK_SIZE = 0.15, 0.05
 AGENT_ACCELERATION = 5.0
 START = 1.0
@@ -25,7 +24,7 @@ START = 1.0
 
 
 class SimpleSpread(ParticleEnv):
-    r"""Agents share the task to have one of them at each landmark, without touching.
+    r"""Agents share the task of covering all landmarks without touching each other.
 
     An agent observes every entity as a token: position and velocity relative to its
     own, and the type. The order is self, landmarks, other agents. The reward of agent i
@@ -55,12 +54,9 @@ class SimpleSpread(ParticleEnv):
         num_landmarks: landmarks; None for as many as agents.
         local_ratio: weight of an agent's own collisions against the distances that all
             share.
-        continuous_actions: True for five numbers in [0, 1], of which the second to
-            fifth push left, right, down and up; False for one of five choices: no-op,
-            left, right, down, up.
     """
 
-    type_names = TYPE_NAMES
+    type_names = ("self", "landmark", "agent")
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from marl_pool.envs.particles.physics import (
     Entities,
     ParticleEnv,
     ParticleOptions,
+    distances,
 )
 from marl_pool.options.types import (
     Counts,
@@ -25,7 +26,6 @@ from marl_pool.options.types import (
     SizeOrZero,
 )
 
-TYPE_NAMES = ("self", "obstacle", "predator", "prey")
 PREDATOR_SIZE, PREY_SIZE, OBSTACLE_SIZE = 0.075, 0.05, 0.2
 ACCELERATIONS = {"predator": 3.0, "prey": 4.0}
 TOUCH_REWARD = 10.0
@@ -53,7 +53,7 @@ class SimpleTag(ParticleEnv):
 
     Predators and prey start uniformly in the square of half side d, with velocities
     uniform in [-0.5, 0.5] along each axis; d is uniform in [0.1, log4(their number)]
-    and sampled once an episode. Obstacles are uniform in the square of half side
+    and sampled once per episode. Obstacles are uniform in the square of half side
     ``obstacle_spread``.
 
     Only the group ``"predator"`` learns, unless ``prey="learned"`` adds the group
@@ -64,7 +64,7 @@ class SimpleTag(ParticleEnv):
 
     - The seed determines the start; there it was ignored.
     - Obstacles do not collide, as in the paper; there the option was not read.
-    - Every agent receives the reward and observation of the present step, and all are
+    - Every agent receives the reward and observation of the current step, and all are
       truncated together; there all but the first received them a step late.
 
     Physics, sizes, accelerations and speeds are as in mpe2's ``simple_tag_v3``.
@@ -82,15 +82,12 @@ class SimpleTag(ParticleEnv):
             ``"flee"`` flees from predators (`flight`), ``"learned"`` makes the prey a
             separate group.
         obstacles_collide: True if obstacles push predators and prey away.
-        continuous_actions: True for five numbers in [0, 1], of which the second to
-            fifth push left, right, down and up; False for one of five choices: no-op,
-            left, right, down, up.
         shared_reward: True if each predator receives the sum of all rewards.
         obstacle_spread: half side of the square of obstacles; None for
             ``max(log4(number of obstacles), 2)``.
     """
 
-    type_names = TYPE_NAMES
+    type_names = ("self", "obstacle", "predator", "prey")
 
     def __init__(
         self,
@@ -168,7 +165,6 @@ class SimpleTag(ParticleEnv):
         uniform = self.sample_uniform(keys, sum(parts))
         # One number for the square, then predators and prey, then obstacles.
         width, start, still = torch.split(uniform, parts, 1)
-        # One square of random size for the predators and prey of an episode.
         widest = math.log(moving, 4)
         spread = LEAST_SPREAD + (widest - LEAST_SPREAD) * width[..., None]
         start = 2 * start.view(len(rows), moving, 4) - 1
@@ -183,9 +179,7 @@ class SimpleTag(ParticleEnv):
         self.integrate(torch.cat((predators, self._prey_forces(actions)), 1))
         # Predators gain by each touch, and learning prey lose by it.
         hunters, hunted = self._positions["predator"], self._positions["prey"]
-        away = hunters[:, :, None] - hunted[:, None]
-        distance = torch.hypot(away[..., 0], away[..., 1])
-        touching = distance <= PREDATOR_SIZE + PREY_SIZE
+        touching = distances(hunters, hunted) <= PREDATOR_SIZE + PREY_SIZE
         touching = self.fill_absent(touching, "predator", 1, False)
         touching = self.fill_absent(touching, "prey", 2, False)
         caught = touching.sum(2, dtype=self.dtype).mul_(TOUCH_REWARD)

@@ -10,24 +10,28 @@ from typing_extensions import override
 
 from marl_pool.envs.base import Advance
 from marl_pool.envs.drawing.canvas import BLUE, GREEN, OBSTACLE, PURPLE, VERMILION
-from marl_pool.envs.particles.physics import Entities, ParticleOptions, distances
+from marl_pool.envs.particles.physics import Entities, distances
 from marl_pool.envs.particles.simple_tag import boundary_penalty
-from marl_pool.envs.particles.speaking import MOTION, VELOCITY, SpeakingEnv
+from marl_pool.envs.particles.speaking import (
+    MOTION,
+    VELOCITY,
+    SpeakingEnv,
+    SpeakingOptions,
+)
 from marl_pool.options.types import Episodes, Size
 
 PREDATORS = ("leadadversary", "adversary")
-TYPE_NAMES = ("self", "obstacle", "food", "forest", *PREDATORS, "agent")
 FOREST = (150, 200, 150)
 FEATURES = 3
-"""Marks of all: inside a forest, and the own position."""
+"""Marks of all groups: inside a forest, and the observer's own position."""
 SIZES = {"predator": 0.075, "agent": 0.045, "food": 0.03, "forest": 0.3}
 
 
 class SimpleWorldComm(SpeakingEnv):
     r"""A leader that sees into forests directs predators; prey eat and hide there.
 
-    A predator, the leader included, gets 5 for each touch of a predator and prey,
-    whoever they are, minus a tenth of its distance to the nearest prey. Prey get
+    A predator, the leader included, gets 5 for each touch of any predator and prey,
+    minus a tenth of its distance to the nearest prey. Prey get
 
     .. math:: r = 2 f - 5 n - 2 b(|x|) - 2 b(|y|) - 0.05\, d
 
@@ -45,12 +49,12 @@ class SimpleWorldComm(SpeakingEnv):
     Episodes end by truncation only.
 
     Source: ``simple_world_comm_v3`` of `mpe2 <https://mpe2.farama.org>`_ (`Lowe et al.,
-    2017 <https://arxiv.org/abs/1706.02275>`_), whose physics, starts, actions and
-    rewards these are, and of which the groups have the names.
+    2017 <https://arxiv.org/abs/1706.02275>`_), whose physics, starts, actions, rewards
+    and names of groups these are.
 
     Args:
         num_agents: prey.
-        num_adversaries: predators beside the leader.
+        num_adversaries: predators besides the leader.
         num_obstacles: obstacles.
         num_food: pieces of food, which stay when touched.
         num_forests: forests.
@@ -61,7 +65,7 @@ class SimpleWorldComm(SpeakingEnv):
             leader's are move + 5 word.
     """
 
-    type_names = TYPE_NAMES
+    type_names = ("self", "obstacle", "food", "forest", *PREDATORS, "agent")
 
     def __init__(
         self,
@@ -73,9 +77,7 @@ class SimpleWorldComm(SpeakingEnv):
         num_food: Size = 2,
         num_forests: Size = 2,
         num_words: Size = 4,
-        continuous_actions: bool = False,
-        max_steps: Episodes = 25,
-        **common: Unpack[ParticleOptions],
+        **common: Unpack[SpeakingOptions],
     ) -> None:
         leader = Entities(
             "leadadversary",
@@ -116,7 +118,6 @@ class SimpleWorldComm(SpeakingEnv):
             ),
             learners=(*PREDATORS, "agent"),
             lone=("leadadversary",),
-            continuous_actions=continuous_actions,
             marks={
                 **dict.fromkeys(PREDATORS, FEATURES + num_words),
                 "agent": FEATURES,
@@ -125,8 +126,6 @@ class SimpleWorldComm(SpeakingEnv):
             speaker="leadadversary",
             num_words=num_words,
             half_side=0.9,
-            extent=1.5,
-            max_steps=max_steps,
             **common,
         )
         radii = [kind.size for kind in self.entities[: self.num_movable]]

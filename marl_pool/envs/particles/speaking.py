@@ -1,4 +1,4 @@
-"""Particles with goals and messages, which tokens carry beside the motion."""
+"""Particles with goals and messages, which tokens carry besides the motion."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,8 +16,11 @@ from marl_pool.envs.particles.physics import (
     POSITION,
     Entities,
     ParticleEnv,
+    ParticleOptions,
+    distances,
 )
 from marl_pool.envs.particles.population import NEVER
+from marl_pool.options.types import Episodes
 from marl_pool.tokens import Tokens, TokenSpec
 
 MOTION = 4
@@ -28,11 +31,18 @@ MOVES = len(DIRECTIONS)
 """Choices of movement, no-op included."""
 
 
+class SpeakingOptions(ParticleOptions, total=False):
+    """Options that the tasks pass on to `SpeakingEnv`."""
+
+    continuous_actions: bool
+    max_steps: Episodes
+
+
 class SpeakingEnv(ParticleEnv):
     """Base of the tasks of MPE in which landmarks are goals, or agents speak.
 
     Each token has its position and velocity, relative to the observer, and ``marks``
-    more features, which `mark` fills in: the identity of landmarks, whether it is a
+    more features, which `mark` fills in: the identity of a landmark, whether it is a
     goal, and, at the token of the agent that speaks, the message of the last step.
     What mpe2 does not show is zero.
 
@@ -40,17 +50,17 @@ class SpeakingEnv(ParticleEnv):
     mpe2, or sets 5 + C numbers in [0, 1], movement first. A discrete message is
     one-hot. All messages are zero at the start of an episode.
 
-    Agents start at rest, uniformly in [-1, 1] along each axis; so do the landmarks. One
-    that arrives is no goal and has no identity, and a goal does not leave, whatever
-    ``env.departures`` says.
+    Agents start at rest, uniformly in [-1, 1] along each axis; so do the landmarks. A
+    landmark that arrives is not a goal and has no identity, and a goal does not leave,
+    whatever ``env.departures`` says.
 
     Args:
         marks: number of further features of a token, by group.
-        hidden: by group, indices of the motion's features that tokens of a type lack.
-        speaker: the kind that speaks; None for none.
+        hidden: by group and type, indices of the motion's features that are zero.
+        speaker: the kind that speaks; None for no messages.
         num_words: C, the size of a message.
         num_goals: goals of an episode, each of them an equally probable landmark.
-        half_side: of the square in which immovable entities start.
+        half_side: half side of the square in which immovable entities start.
         options: other arguments of `ParticleEnv`.
     """
 
@@ -67,7 +77,8 @@ class SpeakingEnv(ParticleEnv):
         entities: Sequence[Entities],
         *,
         learners: Sequence[str],
-        continuous_actions: bool,
+        continuous_actions: bool = False,
+        max_steps: Episodes = 25,
         marks: Mapping[str, int],
         hidden: Mapping[str, Mapping[str, Sequence[int]]],
         speaker: str | None = None,
@@ -82,10 +93,14 @@ class SpeakingEnv(ParticleEnv):
             entities,
             learners=[name for name in learners if name in moving],
             continuous_actions=continuous_actions,
+            extent=1.5,
+            max_steps=max_steps,
             **options,
         )
         self.speaker, self.num_words, self.num_goals = speaker, num_words, num_goals
         self._continuous = continuous_actions
+        # Choices of movement of an agent that speaks.
+        self._num_moves = MOVES if speaker in moving else 0
         speakers = self._slices[speaker] if speaker else slice(0, 0)
         count = speakers.stop - speakers.start
         self.goal = torch.zeros(
@@ -111,12 +126,12 @@ class SpeakingEnv(ParticleEnv):
             self._shown[name] = self._constant(visible)
             width = MOTION + marks[name]
             tokens = replace(group.tokens, num_features=width)
-            space = self._space(name) if speaker == name else group.action_space
+            space = self._space() if speaker == name else group.action_space
             self.groups[name] = replace(group, tokens=tokens, action_space=space)
         self._bind(self.state)
 
     def _add_speaker(self, name: str, places: slice) -> None:
-        """Add the group of speakers that cannot move: each sees itself alone."""
+        """Add the group of speakers that cannot move, which see only themselves."""
         order = torch.arange(places.start, places.stop, device=self.device)
         self._order[name] = order[:, None]
         self._types[name] = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -127,20 +142,20 @@ class SpeakingEnv(ParticleEnv):
             signal_types=self.type_names[:1],
             positions=POSITION,
         )
-        self.groups[name] = AgentGroup(len(order), spec, self._space(name))
+        self.groups[name] = AgentGroup(len(order), spec, self._space())
 
     def mark(self, group: str, features: Tensor) -> None:
-        """Fill in the last of the features ``(num_envs, agents, N, 4 + marks)``.
+        """Fill in the marks of the features ``(num_envs, agents, N, 4 + marks)``.
 
-        By default that is whether a landmark, which follow self, is the goal.
+        By default there is one, 1 for the landmark that is the goal. Landmarks follow
+        self.
         """
         landmarks = slice(1, 1 + self.num_landmarks)
         features[:, :, landmarks, MOTION:] = self._identities[self.goal][..., None]
 
     def goal_distances(self, kind: str) -> Tensor:
         """Return the distances ``(num_envs, n)`` of a kind to the one goal."""
-        away = self._positions[kind] - self.goal_places()
-        return torch.hypot(away[..., 0], away[..., 1])
+        return distances(self._positions[kind], self.goal_places())[..., 0]
 
     def goal_places(self) -> Tensor:
         """Return the positions of the goals, ``(num_envs, num_goals, 2)``."""
@@ -165,7 +180,7 @@ class SpeakingEnv(ParticleEnv):
 
     @override
     def state_features(self) -> Tensor:
-        """Return entities with what each agent sees only in part.
+        """Add the goals and messages, which each agent sees only in part.
 
         After position and velocity come the marks of the goals, and the message of the
         last step at the token of its speaker.
@@ -176,9 +191,9 @@ class SpeakingEnv(ParticleEnv):
         return torch.cat((super().state_features(), self.goal_marks(), words), -1)
 
     def goal_marks(self) -> Tensor:
-        """Return ``(num_envs, entities, F)``: here 1 at the goal, where there is one.
+        """Return marks ``(num_envs, entities, F)``, by default 1 at the goal if any.
 
-        Agents that are exchanged have to leave them as they are, or exchanged.
+        Exchanging agents must leave the marks unchanged, or exchange them as well.
         """
         marks = self.state.new_zeros(*self.state.shape[:2], min(self.num_goals, 1))
         if self.num_goals:
@@ -210,12 +225,8 @@ class SpeakingEnv(ParticleEnv):
         self.words[rows] = 0
 
     def hear(self, actions: Tensor) -> Tensor:
-        """Keep the messages of the speakers' actions, and return the movements."""
-        moves = (
-            MOVES
-            if self.entities[self._slices[self.speaker or ""].start].movable
-            else 0
-        )
+        """Store the messages in the speakers' actions, and return the movements."""
+        moves = self._num_moves
         if self._continuous:
             self.words = actions[..., moves:].detach().to(self.dtype).clamp(0, 1)
             return actions[..., :moves]
@@ -223,12 +234,11 @@ class SpeakingEnv(ParticleEnv):
         self.words = one_hot(words.long(), self.num_words).to(self.dtype)
         return actions % MOVES
 
-    def _space(self, name: str) -> spaces.Space[Any]:
+    def _space(self) -> spaces.Space[Any]:
         """Return the action space of an agent that speaks."""
-        moves = self.entities[self._slices[name].start].movable
         if self._continuous:
-            return spaces.Box(0, 1, (MOVES * moves + self.num_words,))
-        return spaces.Discrete((MOVES if moves else 1) * self.num_words)
+            return spaces.Box(0, 1, (self._num_moves + self.num_words,))
+        return spaces.Discrete(max(self._num_moves, 1) * self.num_words)
 
     @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:

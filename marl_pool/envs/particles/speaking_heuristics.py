@@ -23,13 +23,9 @@ class GoalHeuristic(ForceHeuristic):
 
     acceleration = 5.0
 
-    def __init__(self, group: AgentGroup) -> None:
-        super().__init__(group)
-        self.landmark = group.tokens.type_names.index("landmark")
-
     @override
     def force(self, tokens: Tokens) -> Tensor:
-        is_landmark = (tokens.types == self.landmark) & ~tokens.padding
+        is_landmark = (tokens.types == self.types["landmark"]) & ~tokens.padding
         weights = is_landmark.to(tokens.features.dtype)
         if tokens.features.shape[-1] > MOTION:
             weights = weights * (tokens.features[..., MOTION] > 0)
@@ -53,54 +49,72 @@ class ListenerHeuristic(ForceHeuristic):
     """Steer to the landmark that the last message names; before it, to their mean."""
 
     acceleration = 5.0
+    speaker = "speaker"
+    """Type of the token that has the message."""
 
     def __init__(self, group: AgentGroup) -> None:
         super().__init__(group)
-        names = group.tokens.type_names
-        self.landmark = names.index("landmark")
-        # The type whose token has the message.
-        self.speaker = names.index("speaker" if "speaker" in names else "agent")
+        self.identity_width = group.tokens.num_features - MOTION - self.num_words(group)
+        """Width of a landmark's identity, a one-hot code; a message follows it."""
 
-    def count(self, tokens: Tokens) -> int:
-        """Return the width of a landmark's identity, which the message follows.
-
-        It is the number of landmarks with one; those that arrive have none.
-        """
-        has_marks = (tokens.features[..., MOTION:] != 0).any(-1)
-        return int(((tokens.types == self.landmark) & has_marks).sum(-1).max())
+    def num_words(self, group: AgentGroup) -> int:
+        """Return the width of a message: the speaker has a word for each landmark."""
+        return (group.tokens.num_features - MOTION) // 2
 
     @override
     def force(self, tokens: Tokens) -> Tensor:
-        is_landmark = (tokens.types == self.landmark) & ~tokens.padding
-        is_speaker = (tokens.types == self.speaker) & ~tokens.padding
-        marks = tokens.features[..., MOTION:]
-        count = self.count(tokens)
-        heard = torch.where(is_speaker[..., None], marks[..., count:], 0.0).sum(-2)
-        size = max(heard.shape[-1], count)
-        word = one_hot(heard.argmax(-1), size).to(marks.dtype)[..., :count]
-        silent = ~(heard > 0).any(-1, keepdim=True)
-        match = (marks[..., :count] * word[..., None, :]).sum(-1)
-        weights = torch.where(silent, 1.0, match)
-        return steer(tokens, torch.where(is_landmark, weights, 0.0))
+        is_landmark = (tokens.types == self.types["landmark"]) & ~tokens.padding
+        weights = torch.where(is_landmark, self._matches(tokens), 0.0)
+        return steer(tokens, weights)
+
+    def _matches(self, tokens: Tokens) -> Tensor:
+        """Return 1 for tokens with the identity that the message names, 0 for others.
+
+        Words beyond the landmarks match none. Before the first message all match.
+        """
+        identities, messages = self._split(tokens.features[..., MOTION:])
+        is_speaker = (tokens.types == self.types[self.speaker]) & ~tokens.padding
+        message = torch.where(is_speaker[..., None], messages, 0.0).sum(-2)
+        num_choices = max(message.shape[-1], self.identity_width)
+        word = one_hot(message.argmax(-1), num_choices).to(message.dtype)
+        matches = (identities * word[..., None, : self.identity_width]).sum(-1)
+        is_silent = ~(message > 0).any(-1, keepdim=True)
+        return torch.where(is_silent, 1.0, matches)
+
+    def _split(self, marks: Tensor) -> tuple[Tensor, Tensor]:
+        """Split marks ``(…, M)`` into an identity and a message."""
+        return marks[..., : self.identity_width], marks[..., self.identity_width :]
 
 
 class ReferenceHeuristic(ListenerHeuristic):
-    """Say the number of the other's goal, and steer to the landmark that it names."""
+    """Say the number of the other's goal, and steer to the landmark that it names.
+
+    With fewer words than landmarks, a discrete agent says the last word for all the
+    others, and a continuous one nothing.
+    """
+
+    speaker = "agent"
+
+    @override
+    def num_words(self, group: AgentGroup) -> int:
+        space = group.action_space
+        if isinstance(space, spaces.Box):
+            return space.shape[0] - len(DIRECTIONS)
+        assert isinstance(space, spaces.Discrete)
+        return int(space.n) // len(DIRECTIONS)
 
     @override
     def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         force = self.force(tokens)
-        move, count = self.steering.toward(force), self.count(tokens)
-        marks = tokens.features[..., 0, MOTION:]
-        goal = marks[..., :count]
-        if self.steering.continuous:
-            message = torch.zeros_like(marks[..., count:])
-            size = min(count, message.shape[-1])
-            message[..., :size] = goal[..., :size]
-            return torch.cat((move, message), -1), force
-        # With fewer words than landmarks the last word stands for all the others.
-        word = goal.argmax(-1).clamp(max=marks.shape[-1] - count - 1)
-        return move + len(DIRECTIONS) * word, force
+        move = self.steering.toward(force)
+        goal, silence = self._split(tokens.features[..., 0, MOTION:])
+        if not self.steering.continuous:
+            word = goal.argmax(-1).clamp(max=silence.shape[-1] - 1)
+            return move + len(DIRECTIONS) * word, force
+        message = torch.zeros_like(silence)
+        width = min(goal.shape[-1], message.shape[-1])
+        message[..., :width] = goal[..., :width]
+        return torch.cat((move, message), -1), force
 
 
 def steer(tokens: Tokens, weights: Tensor) -> Tensor:
@@ -108,7 +122,7 @@ def steer(tokens: Tokens, weights: Tensor) -> Tensor:
 
     Args:
         tokens: tokens of batch ``(*B,)``.
-        weights: ``(*B, N)`` >= 0; where all are 0, the force is 0.
+        weights: ``(*B, N)``, each 0 or at least 1; where all are 0, the force is 0.
     """
     total = weights.sum(-1, keepdim=True).clamp(min=1)
     motion = torch.where(weights[..., None] > 0, tokens.features[..., :MOTION], 0.0)

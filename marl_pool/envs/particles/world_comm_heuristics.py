@@ -5,7 +5,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles.heuristics import ForceHeuristic
 from marl_pool.envs.particles.physics import DIRECTIONS
 from marl_pool.envs.particles.simple_tag import flight
@@ -21,17 +20,13 @@ DANGER = 0.5
 
 
 class WorldHeuristic(ForceHeuristic):
-    """Base: finds tokens by their types, those in sight alone."""
+    """Base of scripts that find visible tokens by their types."""
 
-    def __init__(self, group: AgentGroup) -> None:
-        super().__init__(group)
-        self.numbers = {n: i for i, n in enumerate(group.tokens.type_names)}
-
-    def seen(self, tokens: Tokens, *names: str) -> Tensor:
+    def visible(self, tokens: Tokens, *names: str) -> Tensor:
         """Return which tokens of these types are in sight, ``(*B, N)`` bool."""
         # Agents that a forest hides are all zero.
         shown = ~tokens.padding & (tokens.features[..., :2] != 0).any(-1)
-        is_type = [tokens.types == self.numbers[name] for name in names]
+        is_type = [tokens.types == self.types[name] for name in names]
         return shown & torch.stack(is_type).any(0)
 
 
@@ -45,9 +40,9 @@ class HunterHeuristic(WorldHeuristic):
 
     @override
     def force(self, tokens: Tokens) -> Tensor:
-        prey = self.seen(tokens, "agent")
+        prey = self.visible(tokens, "agent")
         chase = steer(tokens, nearest(tokens, prey))
-        leader = tokens.types == self.numbers[PREDATORS[0]]
+        leader = tokens.types == self.types[PREDATORS[0]]
         marks = torch.where(leader[..., None], tokens.features[..., MOTION:], 0.0)
         words = marks.sum(-2)[..., FEATURES:][..., : len(QUADRANTS)]
         centres = words.new_tensor(QUADRANTS)[: words.shape[-1]]
@@ -66,7 +61,7 @@ class LeaderHeuristic(HunterHeuristic):
     def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         force = self.force(tokens)
         move = self.steering.toward(force)
-        prey = nearest(tokens, self.seen(tokens, "agent"))
+        prey = nearest(tokens, self.visible(tokens, "agent"))
         # Padded slots may hold NaN.
         away = torch.where(prey[..., None] > 0, tokens.features[..., :2], 0.0).sum(-2)
         place = away + tokens.features[..., 0, MOTION + 1 : MOTION + FEATURES]
@@ -89,10 +84,10 @@ class ForagerHeuristic(WorldHeuristic):
     @override
     def force(self, tokens: Tokens) -> Tensor:
         away = tokens.features[..., :2]
-        threats = self.seen(tokens, *PREDATORS) & (away.norm(dim=-1) < DANGER)
+        threats = self.visible(tokens, *PREDATORS) & (away.norm(dim=-1) < DANGER)
         home = -tokens.features[..., 0, MOTION + 1 : MOTION + FEATURES]
         escape = flight(away, home, ~threats) * self.acceleration
-        meal = steer(tokens, nearest(tokens, self.seen(tokens, "food")))
+        meal = steer(tokens, nearest(tokens, self.visible(tokens, "food")))
         return torch.where(threats.any(-1, keepdim=True), escape, meal)
 
 

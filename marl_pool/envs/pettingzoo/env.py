@@ -46,50 +46,51 @@ from marl_pool.utils.errors import InputError
 class PettingZooEnv(ReplayedEnv[ParallelStep]):
     """Play a third-party PettingZoo environment, in batches and with tokens.
 
-    The environments of a batch are stepped one after the other in Python, by default,
-    and the computations on their results are batched.
+    By default the environments of a batch are stepped one after another in Python, and
+    the computations on their results are batched.
 
     *Processes.* With ``env.workers=2`` the environments are stepped in two processes at
     the same time, in training, evaluation and checks; pictures are drawn in the main
-    one. Seeds, results and errors are the same, and the number may differ when a run
-    is evaluated. Each process takes seconds to start and imports torch and the
-    environment, so they pay where a step of the batch takes long, which
-    ``docs/benchmarks.md`` measures: not with more processes than idle cores.
+    process. Seeds, results and errors are the same, and a run may be evaluated with
+    another number. Each process takes seconds to start and imports torch and the
+    environment, so processes pay off where a step of the batch takes long, as
+    ``docs/benchmarks.md`` measures, and not beyond the number of idle cores.
 
-    *Observations* of any space but Text, Graph and OneOf become tokens. A
-    vector is converted by a tokenizer. A dict of ``features``, ``types`` and
-    ``padding`` is tokens already. A matrix ``(N, F)`` is N tokens, one for each row. An
-    image ``(H, W, C)``, or ``(H, W)`` of bytes, is cut into patches, each with its row
-    and column, from 0 to 1, as its first two features. A Discrete is a one-hot token,
-    and so is each number of a MultiDiscrete. A Dict or Tuple is the tokens of all its
-    entries, each entry with a type named by its path, as ``map/walls``; an entry
-    ``self`` is the observer's own, and a vector in it is one token. The entry
-    ``action_mask`` of a Dict, or of an agent's infos from the reset on, says which
-    options of its choices are allowed: 1, or 0 for those that no policy takes. It is no
-    token, and one option of each choice has to be allowed.
+    *Observations* of any space but Text, Graph and OneOf become tokens. A vector is
+    converted by a tokenizer. A dict of ``features``, ``types`` and ``padding`` is
+    tokens already. A matrix ``(N, F)`` is N tokens, one for each row. An image
+    ``(H, W, C)``, or ``(H, W)`` of bytes, is cut into patches, each with its row and
+    column, from 0 to 1, as its first two features. A Discrete is a one-hot token, as is
+    each number of a MultiDiscrete. A Dict or Tuple is the tokens of all its entries,
+    each entry with a type named by its path, such as ``map/walls``; an entry ``self``
+    is the observer's own, and a vector in it is one token. The entry ``action_mask`` of
+    a Dict, or of an agent's infos from the reset on, is 1 for the options of its
+    choices that are allowed, and 0 for the others, which no policy takes. It is not a
+    token, and at least one option of each choice has to be allowed.
 
     *Actions* are Discrete, MultiDiscrete, MultiBinary, a bounded Box of floats of one
     dimension, or a Tuple or Dict of them. In a batch an action is a row of numbers, as
     `marl_pool.policies.action_spaces.ActionRows` makes it: choices, counted from 0,
     then the numbers of Boxes. The mask of several choices is one row, or a tuple or
-    matrix of masks with one for each choice, in their order.
+    matrix with a mask for each choice, in their order.
 
     Options that describe the observations hold for all groups; a mapping gives values
     by group: ``env.presence={car: 0}``.
 
-    *Agents* may leave and join during an episode, also those that left before, which
-    PettingZoo's ``parallel_api_test`` does not allow. An absent agent has reward 0,
+    *Agents* may leave, join and rejoin during an episode, though PettingZoo's
+    ``parallel_api_test`` does not allow the last. An absent agent has reward 0,
     observes padding only, and its action is ignored. An agent leaves when a step flags
     it as terminated or truncated, even if ``env.agents`` still lists it; it must then
     stay flagged and earn nothing. The value of an agent that is truncated while others
     stay is not bootstrapped. When the last agents leave in the same step, those that
     are truncated and not terminated stay active and the episode is truncated; if all of
     them terminate, the episode is terminated. An environment that breaks another rule
-    of PettingZoo is refused, with the step, the agent and the rule: an agent that
-    leaves without a flag, or stays after one and loses it; a missing observation,
-    reward or flag; a reward that is not one number; a flag of another name such as
-    ``__all__``; an info that is no dict. An info may be missing, and PettingZoo allows
-    observations and infos of other names, such as ``common``, which are ignored.
+    of PettingZoo is refused, with an error that names the step, the agent and the rule:
+    an agent that leaves without a flag, or stays after one and loses it; a missing
+    observation, reward or flag; a reward that is not one number; a flag of another name
+    such as ``__all__``; an info that is not a dict. An info may be missing, and
+    PettingZoo allows observations and infos of other names, such as ``common``, which
+    are ignored.
 
     *Turns.* A turn-based (AEC) environment is played in cycles of all agents where its
     metadata says ``is_parallelizable``: each agent has one turn, in the order of
@@ -101,20 +102,19 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     the action None at once. ``last()`` has to return the sum of ``env.rewards`` since
     the agent's turn.
 
-    *Seeds.* An episode starts with ``reset(seed=…)``, with a seed from the
+    *Seeds.* An episode starts with ``reset(seed=…)``, given a seed from the
     environment's reset stream. `select` and `load_state_dict` replay the actions of an
     episode. This is exact if the environment is deterministic given the seed; otherwise
     `load_state_dict` warns.
 
-    *State.* ``critic=state`` reads ``env.state()``, which is asked for then only. Where
-    that is the observations of all agents, one after the other, as in mpe2, the state
-    is a set with a token for each agent: its observation, filled with zeros to the
-    longest one, with the type self for the agent whose value is estimated, and its
-    group's name for another one. Any other state becomes what an observation of the
-    environment's ``state_space`` does, or, without one, an array of that shape; the
-    tokens are then the same for all agents. ``env.state_tokens`` has the options of
-    these tokens: ``{slices: {ball: [0, 4], players: {start: 4, count: 5, features:
-    3}}}``.
+    *State.* Training reads ``env.state()`` for ``critic=state`` only. Where that is the
+    observations of all agents, one after another, as in mpe2, the state is a set with a
+    token for each agent: its observation, padded with zeros to the longest one, with
+    the type self for the agent whose value is estimated, and its group's name for the
+    others. Any other state becomes the tokens that an observation of the environment's
+    ``state_space`` does, or, without one, an array of that shape; the tokens are then
+    the same for all agents. ``env.state_tokens`` has the options of these tokens:
+    ``{slices: {ball: [0, 4], players: {start: 4, count: 5, features: 3}}}``.
 
     *Pictures* are the environment's own, with ``render_mode="rgb_array"``. They show no
     attention, because the positions of tokens in them are unknown.
@@ -133,31 +133,31 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             module, or else ``features``, one token for each number.
         groups: names of agents by group; None groups agents of equal spaces whose names
             differ in a trailing number only.
-        padding: ``zero_rows`` for rows of a matrix that are no tokens where all their
-            numbers are 0; None for rows that are all tokens.
-        presence: index of the feature that is 0 in rows of a matrix that are no tokens.
+        padding: ``zero_rows`` if rows of a matrix are padding where all their numbers
+            are 0; None if all rows are tokens.
+        presence: index of the feature that is 0 in rows of a matrix that are padding.
         presence_keys: by the path of a set in a Dict, the path of the entry that is 1
             where there is a token and 0 where there is none.
         padding_keys: the same for entries that are 1 where there is no token.
         slices: named ranges of a vector, ``[start, stop]`` for one token, or a mapping
             of ``start``, ``count``, ``features`` and perhaps ``presence`` for several.
-        type_features: indices of the features of a matrix's row, the largest of which
-            says its type.
+        type_features: indices of the features of a matrix's row of which the largest
+            one indicates the type.
         patch: height and width of an image's patches in pixels; None for the smallest
-            that give no more than 64 tokens. With it, matrices are images.
+            that give no more than 64 tokens. If given, matrices are images.
         channels: axis of an image's channels.
         token_types: a name for each type, in their order, or for each row of a matrix.
             Equal names make one type; ``self`` names the observer's own tokens.
         signal_types: names of the types that matter for the task; the others are noise.
         positions: indices of the features that hold a token's position.
         max_tokens: number of slots that tokens are padded to; a Sequence needs it.
-        drop: which elements of a longer Sequence are no tokens, the ``last`` or the
+        drop: which elements of a longer Sequence are dropped, the ``last`` or the
             ``farthest`` by their ``positions``; None to refuse it.
-        state_tokens: options of the tokens of ``env.state()``: any of observations, and
-            ``tokenizer``; None for those that fit.
+        state_tokens: options of the tokens of ``env.state()``: any option of
+            observations, and ``tokenizer``; None to choose by the state.
         max_steps: steps until truncation, unless the environment ends earlier.
         workers: processes that step the environments, at most one for each of them; 1
-            for none besides this process. Results are the same, to the bit.
+            for this process alone. Results are the same, to the bit.
 
     Raises:
         InputError: no such environment, rejected options, unsupported spaces, invalid
@@ -194,7 +194,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         super().__init__(num_envs, build=self._build, max_steps=max_steps, **common)
         self.module, self.options = module, dict(options or {})
         self._state_options = check_state_tokens(state_tokens)
-        # The first environment has the spaces; the others are built at their reset.
+        # The first environment shows the spaces; the others are built at their reset.
         simulator = self._build()
         self._teams = make_teams(simulator.env, groups)
         self.turn_based = any(team.turn_based for team in self._teams.values())
@@ -235,7 +235,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             )
             for name, team in self._teams.items()
         }
-        # Groups whose masks are in infos, which show only after a reset.
+        # Groups whose masks are in infos, which appear only after a reset.
         self._informed: frozenset[str] = frozenset()
         self._renderer = FrameRenderer(
             module, partial(self._build, render_mode="rgb_array")
@@ -254,7 +254,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             "dtype": self.dtype,
             **by_option,
         }
-        # An environment whose simulator is in another state is replayed, then stepped.
+        # Two for each environment, which may have to be replayed before its step.
         places = 2 * num_envs
         arrays = self.shared_arrays(places)
         self._workers = EnvWorkers(count, places, arrays, env_options)
@@ -365,7 +365,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     def _find_masks(self, resets: Sequence[ParallelStep]) -> None:
         """Add storage of action masks for groups with masks in the infos of resets."""
         informed = {agent for step in resets for agent in step.masks}
-        if informed and self.turn_based:  # other agents' masks show in their turns
+        if informed and self.turn_based:  # other agents' masks appear in their turns
             choosing = (team for team in self._teams.values() if team.spec.sizes)
             informed |= {agent for team in choosing for agent in team.agents}
         for name, team in self._teams.items():
@@ -375,7 +375,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
                 if not team.spec.sizes:
                     raise InputError(
                         f"env.module: reset: group {name!r}: infos: expected no "
-                        f"{MASK}, since actions are no choices"
+                        f"{MASK}, since its actions are not discrete"
                     )
                 # The other environments are in episodes without masks.
                 shape = (self.num_envs, len(team.agents), team.spec.num_options)
@@ -385,7 +385,6 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
 
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
-        # Step the environments one by one, and collect arrays of all.
         encoded = [
             team.encode(actions[name].detach().double().cpu().numpy())
             for name, team in self._teams.items()
@@ -438,7 +437,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         return ParallelSimulator(env, self._decode)
 
     def _decode(self, row: np.ndarray) -> dict[Any, Any]:
-        """Convert the rows of all teams, one after the other, to agents' actions."""
+        """Convert the concatenated rows of all teams to agents' actions."""
         by_agent: dict[Any, Any] = {}
         for team in self._teams.values():
             team_row, row = row[: team.width], row[team.width :]

@@ -1,4 +1,4 @@
-"""Third-party PettingZoo environments: built, stepped, replayed and rendered."""
+"""Building, stepping, replaying and rendering of third-party environments."""
 
 import importlib
 import inspect
@@ -40,15 +40,13 @@ from marl_pool.utils.errors import InputError, UnfitTokensError, described, sour
 
 Factory = Callable[..., Any]
 SIGNATURES = {"reset": "reset(seed=None, options=None)", "step": "step(action)"}
-"""Methods as a user's environment has to have them."""
+"""Methods that a user's environment has to have."""
 EXTRA_OF = {"mpe2": "mpe"} | dict.fromkeys(
     ("chess", "lbforaging", "magent2", "pymunk", "rlcard", "rware", "shimmy"), "zoo"
 )
-"""By module of a third party: the extra that installs it."""
-
-
+"""Extra that installs each third-party module."""
 UNDEFINED_STATES = (ParallelEnv.state, AECEnv.state)
-"""PettingZoo's own, which raise `NotImplementedError`."""
+"""PettingZoo's defaults, which raise `NotImplementedError`."""
 LOCAL_FACTORIES: dict[str, Factory] = {}
 """Functions of this process that make environments, by their names in options."""
 
@@ -74,7 +72,7 @@ def find_factory(module: str) -> Factory:
     if module in LOCAL_FACTORIES:
         return LOCAL_FACTORIES[module]
     validate_trusted(module, "env.module")
-    # A name such as butterfly/pistonball_v6 is one of PettingZoo's registry.
+    # A name such as butterfly/pistonball_v6 is in PettingZoo's registry.
     if "/" in module.partition(":")[0]:
         return partial(_make_registered, module)
     # Otherwise it is a module, with or without the name of a callable.
@@ -106,7 +104,7 @@ def find_factory(module: str) -> Factory:
 
 
 def _import_hint(missing: str) -> str:
-    """Return what may mend the import of a module that is missing; "" if unknown."""
+    """Return a hint to mend the import of a missing module; "" if unknown."""
     top = missing.partition(".")[0]
     if sys.modules.get(top) is None:
         extra = EXTRA_OF.get(top)
@@ -118,7 +116,7 @@ def _import_hint(missing: str) -> str:
 
 
 def _make_registered(module: str, **options: Any) -> Any:
-    """Build an environment of PettingZoo's registry, a parallel one if there is one."""
+    """Build an environment of PettingZoo's registry, preferably a parallel one."""
     try:
         return pettingzoo.make("parallel", module, **options)
     except PettingZooRegistryError:
@@ -144,7 +142,7 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
         key = "env.options" if options else "env.module"
         raise InputError(f"{key}: {problem}: {described(error)}") from error
     if isinstance(env, aec_to_parallel_wrapper):
-        env = env.aec_env  # of which more can be checked
+        env = env.aec_env  # more of it can be checked
     if isinstance(env, gymnasium.Env | AECEnv | ParallelEnv):
         _validate_methods(env)
     if isinstance(env, gymnasium.Env):
@@ -177,7 +175,7 @@ def _validate_method(env: Any, name: str, *arguments: Any, **keywords: Any) -> N
     try:
         signature = inspect.signature(method)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        return  # of what has no signature, nothing is known
+        return  # nothing can be checked without a signature
     try:
         signature.bind(*arguments, **keywords)
     except TypeError as error:
@@ -188,7 +186,7 @@ def _validate_method(env: Any, name: str, *arguments: Any, **keywords: Any) -> N
 
 
 class ParallelStep(NamedTuple):
-    """Results of ``ParallelEnv.step`` or ``reset`` that count; see `Lives`."""
+    """Results of ``ParallelEnv.step`` or ``reset`` that are used; see `Lives`."""
 
     observations: Mapping[Any, Any] = {}
     """Of agents that act in the next step, or whose truncation ended the episode."""
@@ -197,16 +195,16 @@ class ParallelStep(NamedTuple):
     terminated: bool = False
     truncated: bool = False
     where: str = ""
-    """Begin of errors about this step."""
+    """Start of error messages about this step."""
     alive: Iterable[Any] = ()
     """Agents of a turn-based environment whose episode goes on, or whose truncation
     ended it."""
     masks: Mapping[Any, Any] = {}
     """Action masks in the infos of the agents that are observed."""
     place: int = -1
-    """Of a step in another process: where it wrote observations, rewards and masks."""
+    """Row of the shared arrays in which another process wrote this step, or -1."""
     state: Any = None
-    """What ``env.state()`` returned, where that was asked for."""
+    """Result of ``env.state()``, if requested."""
 
 
 class ParallelSimulator(Simulator[ParallelStep]):
@@ -254,11 +252,11 @@ class ParallelSimulator(Simulator[ParallelStep]):
         )
 
     def state(self) -> ParallelStep:
-        """Return the environment's state, and nothing else of a step.
+        """Return a step that holds the environment's state alone.
 
         Raises:
-            UnfitTokensError: the environment does not define it.
-            InputError: it raises another error.
+            UnfitTokensError: the environment does not define ``state()``.
+            InputError: ``state()`` raises another error.
         """
         cls = type(self.env.unwrapped)
         method = getattr(cls, "state", None)
@@ -279,7 +277,7 @@ class ParallelSimulator(Simulator[ParallelStep]):
     def _step(
         self, observations: Mapping[Any, Any], infos: Mapping[Any, Any], **results: Any
     ) -> ParallelStep:
-        """Return a step with what is seen after it."""
+        """Return a step with the observations and masks after it."""
         lives, turn_based = self.lives, isinstance(self.env, TurnBasedAgents)
         lives.require_infos(infos)
         observed = lives.seen(observations, self.env.in_turn if turn_based else None)
@@ -313,7 +311,7 @@ class FrameRenderer:
     def render(self, cursor: ReplayCursor[ParallelStep]) -> np.ndarray:
         """Render the state of a cursor, ``(height, width, 3)`` uint8."""
         try:
-            # Bring the copy to the state, onwards from its present one where possible.
+            # Bring the copy to the state, from its current one where possible.
             if self._copy is None:
                 simulator = self.build()
                 self._copy, self._env = LoggedSimulator(simulator), simulator.env

@@ -1,4 +1,4 @@
-"""Gymnasium environments as PettingZoo's: of one agent, or of several in Tuples."""
+"""Gymnasium environments behind PettingZoo's API: one agent, or several in Tuples."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,10 +21,10 @@ STEP_PARTS = ("observation", "reward", *FLAGS, "info")
 class GymnasiumAgents(ParallelEnv[str, Any, Any]):
     """A Gymnasium environment behind PettingZoo's ``ParallelEnv``.
 
-    Where observations and actions are Tuples of one length, as in level-based foraging
-    and the robotic warehouse, each entry is an agent. Otherwise there is one agent.
-    Agents are named ``agent_0``, ``agent_1`` and so on. They all end together. A single
-    reward is every agent's.
+    Where observations and actions are Tuples of equal length, as in level-based
+    foraging and the robotic warehouse, each entry is an agent. Otherwise there is one
+    agent. Agents are named ``agent_0``, ``agent_1`` and so on. They all end together. A
+    reward that is a single number goes to every agent.
 
     Args:
         env: the environment.

@@ -1,4 +1,4 @@
-"""Options of environments that are named by an id of Gymnasium, or by a function."""
+"""Options of environments that are given by an id of Gymnasium or by a function."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -11,7 +11,8 @@ from marl_pool.envs.pettingzoo.env_copy import name_factory
 from marl_pool.utils.errors import InputError
 
 EnvFactory = Callable[..., Any]
-"""Makes a Gymnasium or PettingZoo env; it takes ``render_mode`` for pictures."""
+"""Function that makes an env of Gymnasium or PettingZoo; for pictures it takes
+``render_mode``."""
 
 
 def env_options(env: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ not, they are refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,9 @@ class Lives:
     and not terminated, the episode is truncated, and their values are bootstrapped;
     otherwise it is terminated.
 
-    `begin` follows a reset and `advance` a step; `earned` and `seen` then return what
-    counts of its dicts. They raise an `InputError` that names the step of the episode,
-    the agent and the rule.
+    `begin` follows a reset and `advance` a step; `earned` and `seen` then return the
+    parts of its dicts that are used. They raise an `InputError` that names the step of
+    the episode, the agent and the rule.
 
     Args:
         possible_agents: names of all agents that may be born.
@@ -46,7 +47,7 @@ class Lives:
         self.number = 0
         """Steps taken in the episode."""
         self.listed: tuple[Any, ...] = ()
-        """``env.agents``, which expects an action of each; some may have ended."""
+        """``env.agents``, each of which needs an action; some may have ended."""
         self.acted: tuple[Any, ...] = ()
         """Agents that were alive before the last step."""
         self.alive: tuple[Any, ...] = ()
@@ -78,7 +79,7 @@ class Lives:
         self._require_known("truncations", truncations)
         timed_out = []
         for agent in self.acted:
-            # Most agents live on, which the other tests would be slow to find.
+            # Most agents live on, for which the other tests would be slow.
             if (
                 terminations.get(agent) is False
                 and truncations.get(agent) is False
@@ -212,11 +213,7 @@ class Lives:
         return flag
 
     def _reward(self, rewards: Mapping[Any, Any], agent: Any) -> float:
-        reward = self._value("reward", rewards, agent)
-        number = read_reward(reward)
-        if number is None:
-            raise self._error(f"reward: expected one number, got {reward!r:.80}", agent)
-        return number
+        return read_reward(self._value("reward", rewards, agent), self.number, agent)
 
 
 def read_flag(flag: Any) -> bool | None:
@@ -229,24 +226,27 @@ def read_flag(flag: Any) -> bool | None:
     return bool(array.item())
 
 
-def read_reward(reward: Any) -> float | None:
-    """Return a reward as a float; None if it is not one number."""
+def read_reward(reward: Any, number: int, agent: Any) -> float:
+    """Return an agent's reward in step ``number``.
+
+    Raises:
+        InputError: it is not one number.
+    """
     if isinstance(reward, float | int):
-        try:
+        with suppress(OverflowError):
             return float(reward)
-        except OverflowError:
-            return None
-    array = as_array(reward)
-    if array is None or array.dtype.kind not in "biuf" or array.size != 1:
-        return None
-    return float(array.item())
+    else:
+        array = as_array(reward)
+        if array is not None and array.dtype.kind in "biuf" and array.size == 1:
+            return float(array.item())
+    raise error_at(number, f"reward: expected one number, got {reward!r:.80}", agent)
 
 
 def agent_names(env: Any) -> list[Any]:
     """Return the names of all agents of an environment.
 
     Raises:
-        InputError: ``possible_agents`` that is no list of different names.
+        InputError: ``possible_agents`` is not a list of different names.
     """
     try:
         names = getattr(env, "possible_agents", None)
@@ -272,17 +272,17 @@ def agent_names(env: Any) -> list[Any]:
 def _are_names(names: Sequence[Any]) -> bool:
     try:
         return len({*names}) > 0 or not names
-    except TypeError:  # what is unhashable
+    except TypeError:  # unhashable
         return False
 
 
 def place(number: int) -> str:
-    """Return the begin of errors about a step of an episode; 0 is the reset."""
+    """Return the start of error messages about a step; 0 is the reset."""
     return f"env.module: step {number}" if number else "env.module: reset"
 
 
 def error_at(number: int, problem: str, agent: Any = None) -> InputError:
-    """Return an error, in one line, of a step and of an agent unless it is None."""
+    """Return an error of one line about a step, and about an agent if given."""
     name = "" if agent is None else f"agent {agent!r}: "
     return InputError(" ".join(f"{place(number)}: {name}{problem}".split()))
 
@@ -290,11 +290,11 @@ def error_at(number: int, problem: str, agent: Any = None) -> InputError:
 def split(
     result: Any, names: Sequence[str], number: int, dicts: Sequence[str] | None = None
 ) -> tuple[Any, ...]:
-    """Return the values ``names`` that step ``number`` or, for 0, a reset returned.
+    """Return the values ``names`` in the result of step ``number``; 0 is the reset.
 
     Raises:
-        InputError: another number of values, or one of ``dicts``, by default of all,
-            that is no dict.
+        InputError: another number of values, or one of ``dicts``, by default all, that
+            is not a dict.
     """
     is_sequence = isinstance(result, Sequence) and not isinstance(result, str)
     if not is_sequence or len(result) != len(names):

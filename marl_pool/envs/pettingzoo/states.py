@@ -29,25 +29,26 @@ class StateTokens:
     """Conversion of states of ``env.state()`` to tokens for each agent.
 
     Without options, a vector that concatenates the observations of all agents, as in
-    mpe2, becomes a set with a token for each agent: its observation, filled with zeros
+    mpe2, becomes a set with a token for each agent: its observation, padded with zeros
     to the longest one. The type of a token is self for the agent itself, and the name
-    of the group for another one; agents that are gone are padding. Any other
-    state becomes the tokens that an observation of its space does, which are the same
-    for all agents.
+    of the group for the others; agents that are gone are padding. Any other state
+    becomes the tokens that an observation of its space does, which are the same for all
+    agents.
 
     Args:
-        simulator: an environment, which this resets.
-        teams: by group.
-        options: what `check_state_tokens` returned.
-        device: of the tokens.
+        simulator: an environment, which is reset.
+        teams: the teams by group.
+        options: result of `check_state_tokens`.
+        device: device of the tokens.
         number: NumPy dtype of floats.
 
     Attributes:
-        specs: form of the tokens by group.
+        specs: specifications of the tokens by group.
 
     Raises:
-        InputError: an environment without ``state()``, one of another kind than numbers
-            without a ``state_space``, or options that do not fit.
+        UnfitTokensError: an environment without ``state()``.
+        InputError: a state that is neither numbers nor of a ``state_space``, or options
+            that do not fit.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class StateTokens:
         """Convert one state of each environment.
 
         Args:
-            states: what ``env.state()`` returned.
+            states: results of ``env.state()``.
             alive: for each group, ``(num_envs, agents)`` bool.
 
         Returns:
@@ -182,7 +183,7 @@ def check_state_tokens(options: Mapping[str, Any] | None) -> dict[str, Any] | No
 
 
 def _space(env: Any, state: Any) -> spaces.Space[Any]:
-    """Return the declared space of a state, or the one of all arrays of its form."""
+    """Return the declared space of a state, or else of all arrays of its form."""
     declared = getattr(env, "state_space", None)
     if isinstance(declared, spaces.Space) and declared.contains(state):
         return declared
@@ -203,7 +204,7 @@ def _space(env: Any, state: Any) -> spaces.Space[Any]:
 
 
 def _is_concatenation(state: Any, vectors: Sequence[np.ndarray | None]) -> bool:
-    """Return True if a state is the vectors one after the other."""
+    """Return True if a state is the vectors one after another."""
     array = as_array(state)
     return (
         array is not None

@@ -1,4 +1,4 @@
-"""Teams of the agents of PettingZoo environments, and what they observe as tokens."""
+"""Teams of the agents of PettingZoo environments, and arrays of their steps."""
 
 import itertools
 import math
@@ -40,9 +40,9 @@ class PettingZooTeam:
     agents: tuple[Any, ...]
     """The environment's names of the agents."""
     observation: spaces.Space[Any]
-    """Space of one agent."""
+    """Observation space of one agent."""
     action: spaces.Space[Any]
-    """Space of one agent."""
+    """Action space of one agent."""
     turn_based: bool = False
     """True if an agent acts in its turns only."""
 
@@ -101,7 +101,7 @@ def make_teams(
 def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, list[Any]]:
     """Group agents of equal spaces whose names differ in a trailing number only.
 
-    A group is called by what its agents' names share, or "agent" if that is nothing;
+    A group is named by what its agents' names share, or "agent" if that is nothing;
     characters that a file's name cannot have become "_". Where agents of one name have
     several spaces, or a name is taken, groups are called NAME_a, NAME_b, ….
     """
@@ -167,7 +167,6 @@ def _make_team(
 ) -> PettingZooTeam:
     first = agents[0]
     observation, action = _spaces(env, first)
-    # All agents of a group need the same spaces.
     for agent in agents[1:]:
         if _spaces(env, agent) != (observation, action):
             raise InputError(
@@ -176,7 +175,6 @@ def _make_team(
             )
     where = f"env.module: agent {first!r}"
     validate_space(observation, where)
-    # Actions must be choices or boxes of floats.
     turn_based = isinstance(env, TurnBasedAgents)
     team = PettingZooTeam(tuple(agents), observation, action, turn_based)
     try:
@@ -204,8 +202,8 @@ class StepArrays:
 
     Args:
         num_envs: number of environments.
-        teams: by group.
-        views: of the observations, by group.
+        teams: the teams by group.
+        views: views of their observations, by group.
         dtype: NumPy dtype of rewards.
         informed: groups whose action masks are in the infos; there, an agent without
             one may do anything.
@@ -250,7 +248,7 @@ class StepArrays:
         )
 
     def share(self, buffer: mmap) -> None:
-        """Keep rewards and observations in a buffer, in the same order everywhere."""
+        """Place rewards and observations in a buffer, in the same order everywhere."""
         offset = 0
         for _, arrays in self._by_group():
             for key, array in arrays.items():
@@ -323,7 +321,7 @@ class StepArrays:
 
         Raises:
             InputError: a number that the space of an observation does not contain, or
-                an agent that has to act and may not do anything.
+                an agent that has to act and has no allowed action.
         """
         self._validate_ranges()
         self._validate_masks()
@@ -339,11 +337,7 @@ class StepArrays:
         for name, arrays in self.parts.items():
             misfit = self.views[name].misfit(arrays, arrays["active"])
             if misfit is not None:
-                row, column = misfit.place
-                agent = self.teams[name].agents[column]
-                raise InputError(
-                    f"{self._where[row]}: agent {agent!r}: {misfit.message}"
-                )
+                raise self._error(name, misfit.place, f": {misfit.message}")
 
     def _validate_masks(self) -> None:
         for name, arrays in self.parts.items():
@@ -351,23 +345,22 @@ class StepArrays:
                 continue
             spec, numbers = self.teams[name].spec, arrays[MASK]
             if not ((numbers == 0) | (numbers == 1)).all():
-                row, column, option = np.argwhere((numbers != 0) & (numbers != 1))[0]
-                raise InputError(
-                    f"{self._where[row]}: agent {self.teams[name].agents[column]!r}: "
-                    f"{MASK}: expected numbers 0 and 1, got "
-                    f"{numbers[row, column, option]:g}"
-                )
+                place = tuple(np.argwhere((numbers != 0) & (numbers != 1))[0])
+                problem = f": {MASK}: expected numbers 0 and 1, got {numbers[place]:g}"
+                raise self._error(name, place[:2], problem)
             firsts = np.cumsum((0, *spec.sizes[:-1]))
             allowed = np.add.reduceat(arrays[MASK] != 0, firsts, -1, np.int64)
             stuck = arrays["active"] & ~allowed.all(-1)
             # Nobody acts after the end of an episode.
             stuck &= ~(self.terminated | self.truncated)[:, None]
             if stuck.any():
-                row, column = np.argwhere(stuck)[0]
-                agent = self.teams[name].agents[column]
-                number = int(allowed[row, column].argmin())
+                place = tuple(np.argwhere(stuck)[0])
+                number = int(allowed[place].argmin())
                 choice = "" if spec.discrete else f" of choice {number}"
-                raise InputError(
-                    f"{self._where[row]}: agent {agent!r} of group {name!r}: "
-                    f"{MASK}: expected at least one allowed action{choice}, got none"
-                )
+                problem = f"expected at least one allowed action{choice}, got none"
+                raise self._error(name, place, f" of group {name!r}: {MASK}: {problem}")
+
+    def _error(self, name: str, place: Sequence[int], problem: str) -> InputError:
+        row, column = place
+        agent = self.teams[name].agents[column]
+        return InputError(f"{self._where[row]}: agent {agent!r}{problem}")

@@ -15,14 +15,14 @@ ByAgent = dict[Any, Any]
 Results = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
 """Observations, rewards, terminations, truncations and infos."""
 TOLERANCE = 1e-4
-"""Relative difference of two sums of the same rewards, which may be float32."""
+"""Largest relative difference of sums of the same rewards, which may be float32."""
 FLAGS = ("terminations", "truncations")
 LAST = (*FLAGS, "_cumulative_rewards", "infos")
 """Dicts by agent that PettingZoo's own ``last()`` reads."""
 
 
 def parallel_of(env: AECEnv[Any, Any, Any]) -> "AECAgents":
-    """Return an environment whose steps are cycles, if it allows that, or turns."""
+    """Return an environment whose steps are cycles if it allows that, else turns."""
     metadata = getattr(env, "metadata", None)
     if isinstance(metadata, Mapping) and metadata.get("is_parallelizable"):
         return CycledAgents(env)
@@ -36,8 +36,8 @@ class AECAgents(ParallelEnv[Any, Any, Any]):
         env: the environment.
 
     Raises:
-        InputError: in `reset` and `step`, an attribute that is no dict by agent, or a
-            reward that is not one number.
+        InputError: in `reset` and `step`, an attribute that is not a dict by agent, or
+            a reward that is not one number.
     """
 
     def __init__(self, env: AECEnv[Any, Any, Any]) -> None:
@@ -94,7 +94,7 @@ class AECAgents(ParallelEnv[Any, Any, Any]):
         return self.env.state()
 
     def _listed(self) -> list[Any]:
-        """Return the agents of the episode; what is wrong with them, `Lives` says."""
+        """Return the agents of the episode; `Lives` reports what is wrong with them."""
         agents = getattr(self.env, "agents", None)
         if isinstance(agents, Collection) and not isinstance(agents, str):
             return [*agents]
@@ -114,19 +114,13 @@ class AECAgents(ParallelEnv[Any, Any, Any]):
     def _add_rewards(self, *totals: ByAgent) -> None:
         """Add the rewards of a turn to sums by agent."""
         for agent, reward in self._by_agent("rewards").items():
-            number = self._reward(agent, reward)
+            number = read_reward(reward, self.number, agent)
             for total in totals:
                 total[agent] = total.get(agent, 0.0) + number
 
-    def _reward(self, agent: Any, reward: Any) -> float:
-        number = read_reward(reward)
-        if number is None:
-            raise self._error(f"reward: expected one number, got {reward!r:.80}", agent)
-        return number
-
     def _bury(self, agent: Any) -> None:
         """Let an agent that ended leave, by the action None."""
-        # PettingZoo's own step deletes all of these, in which it may fail halfway.
+        # PettingZoo's own step deletes all of these, and may fail halfway.
         missing = [name for name in (*LAST, "rewards") if self._lacks(name, agent)]
         try:
             self.env.step(None)
@@ -240,7 +234,7 @@ class TurnBasedAgents(AECAgents):
         return self._until_turn(stepped=True)
 
     def _until_turn(self, *, stepped: bool = False) -> Results:
-        """Let agents that ended leave until one is in turn; return what happened."""
+        """Let ended agents leave until a living one is in turn; return the results."""
         observations: ByAgent = {}
         infos: ByAgent = {}
         rewards: ByAgent = {}
@@ -253,10 +247,10 @@ class TurnBasedAgents(AECAgents):
                 self._add_rewards(rewards, self._unpaid)
             agent = self._selected()
             if agent not in self._listed():
-                break  # what is wrong, `Lives` says
+                break  # `Lives` reports what is wrong
             observation, reward, terminated, truncated, info = self._last(agent)
             observations[agent], infos[agent] = observation, info
-            self._require_paid(agent, self._reward(agent, reward))
+            self._require_paid(agent, read_reward(reward, self.number, agent))
             if not (read_flag(terminated) or read_flag(truncated)):
                 break
             self._bury(agent)

@@ -25,20 +25,20 @@ Padding = Literal["zero_rows"]
 Channels = Literal["first", "last"]
 Drop = Literal["last", "farthest"]
 Presence = NonNegativeInt | dict[str, NonNegativeInt]
-"""Of all matrices, or by the name of each."""
+"""For all matrices, or by the name of each."""
 MaxTokens = Size | dict[str, Size]
-"""Of all tokens, or of each list."""
+"""For all tokens, or for each list."""
 Names = list[str]
 Indices = list[SizeOrZero]
 MAPPINGS = ("presence_keys", "padding_keys", "slices")
-"""Options whose values are mappings, also without groups."""
+"""Options whose values are mappings even without groups."""
 NUMBERS = "numbers"
 """Name of the part that holds a vector."""
 
 
 @dataclass(frozen=True)
 class ViewMaker:
-    """Makes the view of each team, from the options of `PettingZooEnv`."""
+    """Maker of the view of each team, from the options of `PettingZooEnv`."""
 
     teams: Mapping[str, PettingZooTeam]
     all_agents: tuple[str, ...]
@@ -130,9 +130,9 @@ class TokenizedView(TokenView):
     """Vectors, converted by a tokenizer in one call for the whole batch.
 
     Args:
-        space: of the vectors.
-        tokenizer: converts them.
-        name: of the tokenizer, for errors.
+        space: space of the vectors.
+        tokenizer: tokenizer that converts them.
+        name: name of the tokenizer, for errors.
         number: NumPy dtype in which floats are stored.
 
     Raises:
@@ -181,7 +181,6 @@ class TokenizedView(TokenView):
         except (RuntimeError, LookupError, ValueError) as error:
             first = str(error).partition("\n")[0]
             raise InputError(f"{where}: {first}") from error
-        # Compare shapes and types with the spec.
         shape = (2, spec.num_tokens)
         for part, tensor, expected, dtype in (
             ("features", tokens.features, (*shape, spec.num_features), None),

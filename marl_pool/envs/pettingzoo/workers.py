@@ -56,15 +56,15 @@ class Command(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The last step of a `Command`, or the error of it."""
+    """The last step of a `Command`, or its error."""
 
     place: int
     step: ParallelStep | None
-    """What is not in the shared arrays; masks without their values."""
+    """The parts that are not in the shared arrays; masks without their values."""
     error: str = ""
     """Message of an `InputError`, or else what `described` returns."""
     traceback: str = ""
-    """Of an error that is no `InputError`."""
+    """Traceback of an error that is not an `InputError`."""
 
     def result(self) -> ParallelStep:
         """Return the step, or raise the error."""
@@ -78,7 +78,7 @@ class Reply(NamedTuple):
 
 
 class _Processes(NamedTuple):
-    """Processes that have built their environment, and what belongs to them."""
+    """Processes that have built their environment, and their resources."""
 
     arrays: StepArrays
     """In shared memory."""
@@ -99,11 +99,11 @@ class _Processes(NamedTuple):
 
 
 class _Reserve:
-    """Processes that no environment uses, by what they were built for."""
+    """Processes that no environment uses, by the options they were built for."""
 
     def __init__(self) -> None:
         self.is_open = False
-        # Garbage collection may call `put` while this thread holds it.
+        # Garbage collection may call `put` while this thread holds the lock.
         self.lock = threading.RLock()
         self.processes: dict[bytes, list[_Processes]] = {}
 
@@ -114,7 +114,7 @@ class _Reserve:
             return waiting.pop() if waiting else None
 
     def put(self, key: bytes, processes: _Processes) -> None:
-        """Keep processes, or end them where nothing is kept."""
+        """Keep processes, or end them unless the reserve is open."""
         with self.lock:
             if self.is_open:
                 self.processes.setdefault(key, []).append(processes)
@@ -136,9 +136,9 @@ _reserve = _Reserve()
 
 @contextmanager
 def kept_workers() -> Iterator[None]:
-    """Let environments of equal options take over processes, one after the other.
+    """Let environments with equal options reuse processes, one after another.
 
-    Building them takes seconds, and an evaluation has an environment for each case.
+    Starting them takes seconds, and an evaluation has an environment for each case.
     """
     if _reserve.is_open:
         yield
@@ -154,16 +154,16 @@ class EnvWorkers:
     """Processes that step simulators of `PettingZooEnv` at the same time.
 
     A simulator is built in one of the processes, in turn, and stays there. Its resets
-    and steps only take note; `finish` lets all processes work and waits for them. They
+    and steps are only queued; `finish` lets all processes work and waits for them. They
     write observations and rewards into arrays in shared memory, which has no name, so
-    that nothing remains of it. They are in a separate session, where no Ctrl-C
-    reaches them, and end when this object or the parent process does, or as
-    `kept_workers` says. After any error they end, and the object is of no more use.
+    that nothing remains of it. They are in a separate session, where no Ctrl-C reaches
+    them, and end with the parent process, or with this object unless `kept_workers`
+    keeps them. After any error they end, and the object can no longer be used.
 
     Args:
         count: number of processes.
         places: number of results that `finish` can wait for.
-        arrays: of this many rows, which become shared.
+        arrays: arrays with this many rows, which become shared.
         env_options: arguments of `PettingZooEnv`.
 
     Raises:
@@ -232,7 +232,7 @@ class EnvWorkers:
         return RemoteSimulator(self, process, number)
 
     def post(self, process: int, *command: Any) -> ParallelStep:
-        """Take note of a `Command`; `finish` returns the last one of its steps."""
+        """Queue a `Command`; `finish` returns its last step."""
         place = sum(map(len, self._commands))
         if place == self.places:
             raise InputError(
@@ -243,7 +243,7 @@ class EnvWorkers:
         return ParallelStep(place=place)
 
     def finish(self, posted: Sequence[ParallelStep]) -> list[ParallelStep]:
-        """Do what was posted, and return the steps in the order of ``posted``.
+        """Run the queued commands, and return the steps in the order of ``posted``.
 
         Raises:
             InputError: an environment broke a rule, as in `ParallelSimulator`.
@@ -258,7 +258,7 @@ class EnvWorkers:
             for number, queue in enumerate(commands):
                 if queue:
                     replies |= {reply.place: reply for reply in self._receive(number)}
-            # The first error in the order of the environments, as without processes.
+            # Raise the first error by environment, as without processes.
             for place in sorted(replies):
                 replies[place].result()
         except BaseException:
@@ -338,7 +338,7 @@ def _memory(num_bytes: int) -> int:
 def serve(
     env_class: "type[PettingZooEnv]", commands: int, life: int, memory: int
 ) -> None:
-    """Be a process of `EnvWorkers`, until the parent closes its end of the pipes.
+    """Run a process of `EnvWorkers` until the parent closes its end of the pipes.
 
     Args:
         env_class: `PettingZooEnv`, which this module cannot import.

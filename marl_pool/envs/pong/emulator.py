@@ -18,8 +18,8 @@ class BatchedEmulator:
     The native environment samples the number of no-ops at a start from a generator of
     each game. Seeding it takes some twenty times as long as a start, since it rebuilds
     the console, so one seed is used for several starts: start number n is the start
-    after n others from the same seed. Without sticky actions it does not depend on how
-    those games were played. The arguments are options of `Pong`.
+    after n others from the same seed. Without sticky actions, it does not depend on how
+    the games before it were played. The arguments are options of `Pong`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class BatchedEmulator:
         if passed.any():
             frames = self._reset(passed, self._seeds[passed])
         self._starts[passed] = 1
-        # Start over and over until each game is at its start number.
+        # Restart until each game has reached its start number.
         while (behind := self._starts <= targets).any():
             frames = self._reset(behind)
             self._starts[behind] += 1
@@ -96,11 +96,11 @@ class BatchedEmulator:
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Step every game by one of Pong's six actions.
 
-        A finished one starts a game that is discarded later.
+        A finished one starts another game, which `begin` discards.
 
         Returns:
-            Frames ``(games, 1, 84, 84)`` uint8, the caller's own; ``(games,)`` points
-            won minus points lost; ``(games,)`` bool, True once one side has 21 points.
+            Frames ``(games, 1, 84, 84)`` uint8, owned by the caller; ``(games,)``
+            points won less points lost; ``(games,)`` bool, True once a side has 21.
         """
         self.turn += 1
         self._seeds[self._over] = UNKNOWN  # they start from an unknown number

@@ -77,7 +77,7 @@ class Pong(BatchedEnv):
     ``AtariPreprocessing`` of ``PongNoFrameskip-v4``, whose no-ops are 1 to 30.
 
     Args:
-        frame_skip: emulated frames of one action.
+        frame_skip: emulated frames per action.
         num_frames: frames in a token.
         patch: height and width of a patch in pixels, a divisor of 84.
         noop_max: largest number of no-ops before the first observation.
@@ -87,7 +87,7 @@ class Pong(BatchedEnv):
             the score.
         actions: ``"minimal"`` for Pong's six (no-op, fire, up, down, up and fire, down
             and fire), ``"moves"`` for no-op, up and down, which suffice.
-        threads: CPU threads of the emulator; 0 for one a core. Use 1 where other
+        threads: CPU threads of the emulator; 0 for one per core. Use 1 where other
             processes occupy the cores.
 
     Raises:
@@ -104,7 +104,7 @@ class Pong(BatchedEnv):
     over: Tensor
     """``(num_envs,)`` bool: the game has ended."""
     action_log: Tensor
-    """``(num_envs, at least steps)`` uint8: native actions of the present episodes."""
+    """``(num_envs, at least steps)`` uint8: native actions of the current episodes."""
     noops: Tensor
     """``(num_envs,)`` int64: number of no-ops before the first observation."""
 
@@ -148,7 +148,6 @@ class Pong(BatchedEnv):
         self._emulator: BatchedEmulator | None = None
         self._games = np.arange(num_envs)  # indices into the emulator's games
         self._turn = STALE
-        # The last screens, and the log from which a game is replayed.
         shape = (num_envs, num_frames, SCREEN, SCREEN)
         self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.over = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
@@ -189,7 +188,7 @@ class Pong(BatchedEnv):
         if not torch.equal(saved, self.screens):
             raise InputError(
                 "env pong: expected the screens of the saved state after a replay, got "
-                "others: use the version of ale-py that saved it"
+                "different ones: use the version of ale-py that saved it"
             )
 
     @override
@@ -233,8 +232,8 @@ class Pong(BatchedEnv):
             self._replay()
 
     def _replay(self) -> None:
-        """Replay the episodes up to the present."""
-        # The games cannot pause. So that all of them end at the present, each starts
+        """Replay the episodes up to their current steps."""
+        # The games cannot pause. So that all of them end at the same time, each starts
         # when as many steps remain as it has played.
         self.over = torch.zeros_like(self.over)
         total = int(self.steps.max())
@@ -245,7 +244,7 @@ class Pong(BatchedEnv):
                 self._step_games(self.action_log.gather(1, times[:, None])[:, 0].long())
 
     def _begin(self, rows: Tensor) -> None:
-        """Start the present episodes of ``rows``."""
+        """Start the current episodes of ``rows``."""
         if not len(rows):
             return
         emulator = self._emulator
@@ -272,7 +271,7 @@ class Pong(BatchedEnv):
         moves[self._games] = actions.cpu().numpy()
         frames, points, ended = emulator.step(moves)
         self._turn = emulator.turn
-        # A finished game keeps its screen, and its points count no more.
+        # A finished game keeps its screen, and its points no longer count.
         running = ~self.over
         self._push_frames(frames, running, first=False)
         self.over = self.over | torch.from_numpy(ended[self._games]).to(self.device)

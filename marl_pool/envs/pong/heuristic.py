@@ -16,7 +16,7 @@ from marl_pool.tokens import Tokens
 BACKGROUND = 87
 """Grey level of the field; ball and paddles are lighter."""
 MARGIN = 8
-"""Grey levels above the background from which on a pixel is bright."""
+"""Grey levels above the background beyond which a pixel is bright."""
 FIELD = slice(14, 77)
 """Rows of the field, in pixels of a frame."""
 BALL_COLUMNS = slice(12, 72)
@@ -28,7 +28,7 @@ WALLS = (14.5, 75.5)
 MIDDLE = 45.0
 """Row of the waiting paddle."""
 SLOWEST = 0.3
-"""Pixels a step above which a ball approaches."""
+"""Pixels per step above which a ball counts as approaching."""
 FARTHEST = 60.0
 """Horizon of the prediction in steps."""
 UP_AND_DOWN = {3: (1, 2), 6: (2, 3)}
@@ -47,7 +47,7 @@ class BrightSpot(NamedTuple):
 class PongHeuristic(Heuristic):
     r"""Move the paddle to the predicted crossing of the ball, from the last two frames.
 
-    A ball at column x and row y that moves by (u, v) pixels a step crosses the
+    A ball at column x and row y that moves by (u, v) pixels per step crosses the
     paddle's column h at the row
 
     .. math:: y + (h - x)\, v / u

@@ -31,7 +31,7 @@ def fitting(module: str) -> str:
 def make_tokenizer(
     name: str, observer: "Observer", kind: str = "env.tokenizer"
 ) -> "Tokenizer":
-    """Build the tokenizer of `TOKENIZERS`, or of a ``package.module:Class``.
+    """Build a tokenizer of `TOKENIZERS`, or a ``package.module:Class``.
 
     ``kind`` is the option that names it, for errors.
 

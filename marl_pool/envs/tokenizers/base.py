@@ -34,7 +34,7 @@ class Observer:
 
 
 class Tokenizer(ABC):
-    """Conversion of flat observations of one group of agents to tokens.
+    """Conversion of one group's flat observations to tokens.
 
     A subclass takes an `Observer` in its constructor and implements ``__call__``.
     See `FeatureTokenizer` for a minimal one.
@@ -64,7 +64,7 @@ class Tokenizer(ABC):
 
     @property
     def slots(self) -> Slots:
-        """The slots that tokens return to, where types and padding are fixed."""
+        """The slots, with fixed types and padding, that tokens return to."""
         padding, types = self._padding.tolist(), self._types.tolist()
         # A slot that is always padding holds no token of any type.
         kinds = [
@@ -92,7 +92,7 @@ class Tokenizer(ABC):
 
 
 class FeatureTokenizer(Tokenizer):
-    """Each number of an observation is a token of a separate type.
+    """Tokenizer that makes each number of an observation a token of a separate type.
 
     Token i has one feature, ``observation[i]``, and the type ``feature_i``. Only the
     type identifies a number, so a policy needs a type embedding. No token belongs to
@@ -137,7 +137,6 @@ class SlotTokenizer(Tokenizer):
         signal_types: Sequence[str] = (),
         positions: Sequence[Extent] | None = None,
     ) -> None:
-        # Every slot has the same number of features, and one of the types.
         names = tuple(type_names)
         spec = TokenSpec(
             len(slots),

@@ -48,7 +48,7 @@ class MpeTokenizer(SlotTokenizer):
                 f"expected agents named agent_N or adversary_N, "
                 f"got {', '.join(observer.all_agents)}"
             )
-        # All agents of the group are of one kind; an agent does not observe itself.
+        # All agents of a group are of one kind; an agent does not observe itself.
         kinds = {agent.rpartition("_")[0] for agent in observer.agents}
         if len(kinds) > 1:
             self.fail(f"group {observer.group!r} mixes {', '.join(sorted(kinds))}")
@@ -58,7 +58,7 @@ class MpeTokenizer(SlotTokenizer):
                 "expected num_agent_neighbors=None, because the observation does not "
                 "identify adversaries among neighbors; tokenizer=features reads any"
             )
-        # Whatever remains unread shows that the layout is another one.
+        # Unread numbers mean that the layout is a different one.
         self.parse()
         if self.size != observer.size:
             self.fail(
@@ -83,7 +83,7 @@ class MpeTokenizer(SlotTokenizer):
         self.layout.append(Slot(type_, tuple(chain.from_iterable(vectors)), padded))
 
     def add_positions(self, type_: str, count: int, present: int | None = None) -> None:
-        """Read relative positions, a token each, padded from ``present`` on."""
+        """Read relative positions, one token each, padding from ``present`` on."""
         for i, place in enumerate(self.read(count)):
             padded = present is not None and i >= present
             self.add(type_, position=place, padded=padded)

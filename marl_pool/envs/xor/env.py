@@ -1,4 +1,4 @@
-"""The XOR game, where an invariant policy that all agents share reaches its limit."""
+"""The XOR game, which shows the limit of an invariant policy that all agents share."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Unpack
@@ -43,7 +43,7 @@ class XOR(BatchedEnv):
     Source: the XOR game of Fu et al., Revisiting some common practices in cooperative
     multi-agent reinforcement learning (2022), https://arxiv.org/abs/2206.07505, where
     it shows the limit of shared parameters. Differences: any number of agents, and
-    steps are repeated without a change of state.
+    steps are repeated without changing the state.
 
     Args:
         num_agents: N, at least 2.
@@ -118,5 +118,5 @@ class XOR(BatchedEnv):
         kinds = (Disc("chose 0", OBSTACLE, 0.12), Disc("chose 1", GREEN, 0.12))
         choices = self.choices[index].tolist()
         frame.discs([kinds[choice] for choice in choices], places, places)
-        frame.legend(dict.fromkeys(kinds), None)
+        frame.legend(kinds)
         return frame.image

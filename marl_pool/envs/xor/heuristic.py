@@ -10,7 +10,7 @@ from marl_pool.tokens import SELF_TYPE, Tokens
 
 
 class XORHeuristic(Heuristic):
-    """Choose 1 if the own number is larger than all others of the set.
+    """Choose 1 if the agent's own number is larger than all others in the set.
 
     It solves the game with a tie-breaker. Without one no deterministic policy that all
     agents share gets a reward, and this one chooses 0.

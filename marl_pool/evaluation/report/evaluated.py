@@ -37,7 +37,7 @@ IDENTITY = ["group", "policy", "stochastic", "perturbation", "label", "severity"
 IDENTITY += ["options", "transfer_env"]
 """Columns that identify a row of an evaluation."""
 DAMAGE = (OSError, ValueError, LookupError, TypeError, RecursionError)
-"""Errors on reading a file that is damaged or of another version."""
+"""Errors raised by a file that is damaged or from another version."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Evaluation:
         record: values common to all rows.
         rows: the records of the file, and three more columns: ``returns`` (an array of
             one return per episode; episode j is played in the same env in every row),
-            ``path`` (of the file) and ``key`` (identifies it).
-        protocol: settings that comparable evaluations share. The checkpoint is the kind
-            that was asked for, such as "best": its iteration differs between runs.
+            ``path`` (of the file) and ``key`` (identifies the row).
+        protocol: settings that comparable evaluations share. The checkpoint is the one
+            requested, such as "best", since iterations differ between runs.
     """
 
     path: Path
@@ -71,7 +71,7 @@ class Evaluation:
         Both must have measured the same policy by the same protocol: their episodes
         are then played in the same environments, and remain paired.
         """
-        # The digest tells policies of one iteration but other configurations apart.
+        # The digest distinguishes configurations at the same iteration.
         policy = ("iteration", "config_digest")
         same = all(self.record.get(key) == earlier.record.get(key) for key in policy)
         if not same or self.protocol != earlier.protocol:
@@ -85,11 +85,11 @@ class ReportedRun:
     """A run with its metrics and evaluation, or the reasons why they are missing.
 
     Attributes:
-        run: its folder.
-        name: the end of its path that tells it apart from the other runs.
+        run: the run.
+        name: the shortest end of its path that distinguishes it from the other runs.
         metrics: ``metrics.csv``; without rows if it cannot be read.
         metrics_missing: why it cannot be read; empty if it can.
-        evaluation: its intact evaluations; None without a comparable one.
+        evaluation: its intact evaluations, joined; None without a comparable one.
         evaluation_missing: why there is none; empty if there is one.
     """
 
@@ -102,20 +102,20 @@ class ReportedRun:
 
     @property
     def seed(self) -> int | None:
-        """The seed of the training."""
+        """The training seed."""
         return self.run.config.get("seed")
 
     @property
     def superseded(self) -> str:
-        """The older policy that was evaluated, or "" if it is the present one."""
+        """The older policy that was evaluated, or "" if it is the current one."""
         return self.run.superseded(self.evaluation.record) if self.evaluation else ""
 
     def relative(self, path: Path) -> str:
-        """A file of the run, without the folders above the run."""
+        """Return the path of a file of the run, without the folders above the run."""
         return f"{self.name}/{path.relative_to(self.run.path).as_posix()}"
 
     def without_folders(self, message: object) -> str:
-        """A message about the run, without the folders above the run."""
+        """Return a message about the run, without the folders above the run."""
         text = str(message)
         for path in (self.run.path.resolve(), self.run.path):
             text = text.replace(str(path), self.name) if path.is_absolute() else text
@@ -125,42 +125,37 @@ class ReportedRun:
 
 
 def read_runs(runs: Sequence[Run]) -> list[ReportedRun]:
-    """Read the evaluation of each run.
+    """Read the evaluations of each of one or more runs.
 
-    Those made by another protocol than most are left out, with the reason: their
-    numbers cannot be compared. There is at least one run.
+    Evaluations whose protocol is not the most common one are left out, with the reason:
+    their numbers cannot be compared.
 
     Raises:
-        InputError: runs that cannot be compared, or one that is given twice.
+        InputError: the runs cannot be compared, or one is given twice.
     """
     for run in runs:
         _ = run.env  # raises where a configuration has none
     validate_comparable(runs)
-    # The most frequent protocol, or the first of several, decides which are compared.
+    # The most common protocol, or the first of several, decides which are compared.
     evaluations = [_evaluation_of(run) for run in runs]
-    protocols = [
-        evaluation.protocol
-        for evaluation in evaluations
-        if isinstance(evaluation, Evaluation)
-    ]
+    protocols = [e.protocol for e in evaluations if isinstance(e, Evaluation)]
     usual = max(protocols, key=protocols.count, default={})
     reported_runs = []
     for run, name, evaluation in zip(runs, _names(runs), evaluations, strict=True):
         problem = _incomparable_reason(evaluation, usual)
-        comparable_evaluation = (
-            evaluation if isinstance(evaluation, Evaluation) and not problem else None
-        )
+        intact = evaluation if isinstance(evaluation, Evaluation) else None
+        comparable = None if problem else intact
         reported_runs.append(
-            ReportedRun(run, name, *_metrics(run), comparable_evaluation, problem)
+            ReportedRun(run, name, *_metrics(run), comparable, problem)
         )
     return reported_runs
 
 
 def usual_settings(runs: Sequence[ReportedRun]) -> dict[str, Any]:
-    """The keys of `evaluate` that measure what the evaluated runs were measured by.
+    """Return the keys of `evaluate` that repeat the measurements of evaluated runs.
 
     Returns:
-        Empty if none was evaluated.
+        Keys and values; empty if no run was evaluated.
     """
     evaluations = [run.evaluation for run in runs if run.evaluation]
     if not evaluations:
@@ -184,16 +179,14 @@ def usual_settings(runs: Sequence[ReportedRun]) -> dict[str, Any]:
         **protocol,
         **({} if env == AS_TRAINED else {"env": env}),
         "stochastic": bool(rows["stochastic"].any()),
-        "worst_of": max(
-            evaluation.record.get("worst_of", 1) for evaluation in evaluations
-        ),
+        "worst_of": max(e.record.get("worst_of", 1) for e in evaluations),
         "perturbations": list(perturbations.values()),
         "transfer": list(transfer.values()),
     }
 
 
 def load(reported: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
-    """Load the evaluated policies of a run; without an evaluation, the best ones."""
+    """Load the evaluated policies of a run, by default the best, or say why not."""
     record = reported.evaluation.record if reported.evaluation else {}
     try:
         return target_from_run(
@@ -212,33 +205,31 @@ def _metrics(run: Run) -> tuple[pd.DataFrame, str]:
     try:
         rows = pd.DataFrame(run.rows(), dtype=float)
     except (OSError, ValueError, TypeError, AttributeError):
-        # In a line of more fields than the header a list takes a number's place.
-        return pd.DataFrame(), "metrics.csv holds what is no number"
-    # A wrong number is found by the checksum alone.
+        # A line with more fields than the header has a list in place of a number.
+        return pd.DataFrame(), "metrics.csv holds a cell that is not a number"
+    # Only the checksum reveals a wrong number.
     problem = run.metrics_problem()
     return (pd.DataFrame() if problem else rows), problem
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """The shortest ends of the runs' paths that are all different."""
+    """Return the shortest ends of the runs' paths that are all different."""
     paths = [run.path.resolve().parts for run in runs]
     names = (["/".join(path[-depth:]) for path in paths] for depth in count(1))
     return next(labels for labels in names if len(set(labels)) == len(runs))
 
 
 def _evaluation_of(run: Run) -> Evaluation | str:
-    """The intact evaluations of a run as one, or the reason why there is none."""
+    """Join the intact evaluations of a run, or return why there is none."""
     stem = Path(DOCUMENT).stem
-    # Read ``results.json``, ``results-2.json`` …, the newest first.
+    # Read `results.json`, `results-2.json` …, the newest first.
     numbered = {
         int(match[1] or 1): path
         for path in run.evaluation_dir.glob(f"{stem}*.json")
         if (match := re.fullmatch(rf"{stem}(?:-([0-9]+))?\.json", path.name))
     }
     read = [_read(numbered[number]) for number in sorted(numbered)[::-1]]
-    if intact := [
-        evaluation for evaluation in read if isinstance(evaluation, Evaluation)
-    ]:
+    if intact := [e for e in read if isinstance(e, Evaluation)]:
         return reduce(Evaluation.join, intact)
     if read:
         return f"no evaluation with each episode's return ({read[0]})"
@@ -262,7 +253,7 @@ def _read(path: Path) -> Evaluation | str:
 def _parse(path: Path, content: dict[str, Any]) -> Evaluation:
     results = content.pop("results")
     rows = pd.DataFrame(results)[[*IDENTITY, "fixed", "missing"]]
-    # The returns lie beside the document.
+    # The file of returns has the same number as the document.
     name = path.name.replace(Path(DOCUMENT).stem, Path(RETURNS).stem)
     returns = read_returns(path.with_name(name).with_suffix(Path(RETURNS).suffix))
     expected = (len(rows), content["episodes"])
@@ -284,7 +275,7 @@ def _parse(path: Path, content: dict[str, Any]) -> Evaluation:
 
 
 def _incomparable_reason(evaluation: Evaluation | str, usual: Mapping[str, Any]) -> str:
-    """The reason to leave out an evaluation; empty if it is comparable."""
+    """Return why an evaluation is left out; empty if it is comparable."""
     if isinstance(evaluation, str):
         return evaluation
     differs = [
@@ -297,12 +288,12 @@ def _incomparable_reason(evaluation: Evaluation | str, usual: Mapping[str, Any])
 
 
 def short_folders(configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A short name for each absolute folder in the configurations of all runs.
+    """Choose a short name for each absolute folder in the configurations of all runs.
 
-    A page that is sent to others does not show the folders of its author.
+    A page that is sent to others must not show the folders of its author.
 
     Returns:
-        By folder its last part, numbered where several folders end alike.
+        By folder, its last part, numbered where several folders end alike.
     """
     short: dict[str, str] = {}
     used: Counter[str] = Counter()
@@ -314,7 +305,7 @@ def short_folders(configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def with_short_folders(value: Any, short: Mapping[str, str]) -> Any:
-    """Nested data with `short_folders` in place of folders."""
+    """Replace folders in nested data by their `short_folders`."""
     if isinstance(value, str):
         return short.get(value, value)
     if isinstance(value, Mapping):

@@ -34,9 +34,9 @@ class Condition(NamedTuple):
 
     Attributes:
         test: `CLEAN`, `LEVEL`, `AREA` or `ENVIRONMENT`.
-        label: of the perturbation or the other environment.
-        level: severity of a level.
-        severities: severities of an area, with 0.
+        label: label of the perturbation or the other environment.
+        level: severity of a `LEVEL`.
+        severities: severities of an `AREA`, including 0.
         variant: options of another environment, as JSON, since users choose labels.
     """
 
@@ -49,8 +49,8 @@ class Condition(NamedTuple):
 
 RunCondition = tuple[str, Condition]
 Samples = dict[RunCondition, np.ndarray | str]
-"""``(3, episodes)`` returns of the policy and of those that score 0 and 1, by run and
-condition; or the reason why there are none."""
+"""By run and condition, ``(3, episodes)`` returns of the policy and of those that score
+0 and 1, or the reason why there are none."""
 
 
 def scores_frame(methods: Sequence[Method]) -> pd.DataFrame:
@@ -61,16 +61,17 @@ def scores_frame(methods: Sequence[Method]) -> pd.DataFrame:
     them the scores of a group are returns.
 
     Returns:
-        A row for each group of agents that learned, method with an evaluation of the
-        group, and condition of any evaluation. Besides the fields of `Condition`:
+        A row for each combination of a group of agents that learned, a method that was
+        evaluated in it, and a condition of any evaluation. Besides the fields of
+        `Condition`:
 
         - ``group``, ``unit`` (``"score"`` or ``"return"``);
         - ``method`` (its name), ``kind``, ``env``, ``provenance``;
         - ``condition``, its number; areas come last;
         - ``name``, its label, with what differs where several share it;
         - ``perturbation``, ``options``, ``transfer_env``, as in the evaluation;
-        - ``score``, ``low``, ``high``, its mean over seeds with the interval, which of
-          a single seed is over episodes;
+        - ``score``, ``low``, ``high``, the mean over seeds with its interval, which is
+          over episodes for a single seed;
         - ``scores``, the `Scores` of its seeds, and ``seeds``, their number;
         - ``reason``, why a run of the method was not measured; empty if all were.
     """
@@ -82,7 +83,7 @@ def scores_frame(methods: Sequence[Method]) -> pd.DataFrame:
     ]
     if not tables:
         return pd.DataFrame({"group": []})
-    # Deterministic policies of groups that learn; returns are paired by episode.
+    # Keep deterministic policies of groups that learn.
     table = pd.concat(tables, ignore_index=True)
     table = table[~table["stochastic"] & ~table["fixed"]]
     table = table.assign(condition=[_condition(row) for row in table.itertuples()])
@@ -93,15 +94,15 @@ def scores_frame(methods: Sequence[Method]) -> pd.DataFrame:
 
 
 def shared(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the conditions that all of their methods were measured under."""
+    """Return the rows of conditions under which all methods were measured."""
     return rows[~rows["condition"].isin(rows["condition"][rows["reason"] != ""])]
 
 
 def shared_areas(rows: pd.DataFrame) -> pd.DataFrame:
-    """The shared rows of areas, by label.
+    """Return the `shared` rows of areas.
 
-    Of several areas of one label it is the one with the most severities, so that no
-    perturbation counts twice.
+    Of several areas with one label, only the one with the most severities is kept, so
+    that no perturbation counts twice.
     """
     areas = shared(rows[rows["test"] == AREA])
     sizes = areas["severities"].map(len)
@@ -124,7 +125,7 @@ def _condition(row: Any) -> Condition:
 def _group_frame(
     methods: Sequence[Method], table: pd.DataFrame, group: str
 ) -> pd.DataFrame:
-    # Rows of the group in the runs in which it learned; it is scripted in others.
+    # Select the runs in which the group learned; in others it is scripted.
     trained = table[table["policy"] == TRAINED]
     learned = trained[trained["group"] == group]
     runs = learned["run"].unique()
@@ -135,7 +136,7 @@ def _group_frame(
     samples = _samples(learned, baselines if scored else None)
     samples |= _areas(learned, samples, scored)
 
-    # A row for each method and condition.
+    # Make a row for each method and condition.
     conditions = list(dict.fromkeys(condition for _, condition in samples))
     columns = ["condition", "perturbation", "options", "transfer_env"]
     rows = learned.drop_duplicates("condition")[columns].to_dict("records")
@@ -164,8 +165,8 @@ def _group_frame(
 
 
 def _name(condition: Condition, conditions: Sequence[Condition]) -> str:
-    """The label; with severities or options, where several conditions share it."""
-    namesakes = [other for other in conditions if other[:3] == condition[:3]]
+    """Return the label, with severities or options if several conditions share it."""
+    namesakes = [namesake for namesake in conditions if namesake[:3] == condition[:3]]
     if len(namesakes) < 2:
         return condition.label
     levels = ", ".join(f"{severity:g}" for severity in condition.severities)
@@ -175,7 +176,7 @@ def _name(condition: Condition, conditions: Sequence[Condition]) -> str:
 def _measured(
     name: str, samples: Sequence[np.ndarray | str], weights: np.ndarray
 ) -> dict[str, Any]:
-    """The columns of a method's scores under one condition, from a sample a run."""
+    """Return the columns of a method's scores under one condition, from its samples."""
     arrays = [sample for sample in samples if not isinstance(sample, str)]
     reasons = [sample for sample in samples if isinstance(sample, str)]
     if reasons:
@@ -190,7 +191,7 @@ def _measured(
 def _samples(
     learned: pd.DataFrame, baselines: Mapping[RunCondition, list[np.ndarray]] | None
 ) -> Samples:
-    """The returns of a group where it learned, to be scored if there are baselines."""
+    """Collect a group's returns where it learned, with baselines if it is scored."""
     samples: Samples = {}
     for row in learned.itertuples():
         returns, condition = row.returns, row.condition
@@ -204,7 +205,7 @@ def _samples(
 
 
 def _baselines(rows: pd.DataFrame) -> dict[RunCondition, list[np.ndarray]]:
-    """Returns of the random and the scripted policy, where the latter is better."""
+    """Collect returns of the random and scripted policy where the latter is better."""
     played = rows[rows["missing"] == ""]
     columns = (played[name] for name in ("policy", "run", "condition", "returns"))
     returns = {
@@ -221,7 +222,7 @@ def _baselines(rows: pd.DataFrame) -> dict[RunCondition, list[np.ndarray]]:
 
 
 def _areas(learned: pd.DataFrame, samples: Samples, scored: bool) -> Samples:
-    """Means over severity, episode by episode, for all severities of any run."""
+    """Average over severity, episode by episode, for the severities of any run."""
     levels = learned[~learned["perturbation"].isin([CLEAN, TRANSFER])]
     tested = {
         key: tuple(sorted({0.0, *values}))
@@ -253,7 +254,7 @@ def _area(
     if severities[-1] == 0:
         return "an area needs a severity above 0"
     if not set(severities) <= set(tested):
-        return f"its severities are others: {', '.join(map(str, tested))}"
+        return f"it was measured at other severities: {', '.join(map(str, tested))}"
     levels = []
     for severity in severities:
         level = Condition(LEVEL, label, severity) if severity else Condition(CLEAN)

@@ -1,8 +1,9 @@
 """Components of the page, in HTML, and the format of its numbers."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
@@ -14,8 +15,10 @@ from marl_pool.files.figures import INSTALL_PLOTS, figure_style, has_matplotlib,
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+ORANGE, BLUE = (230, 159, 0), (0, 114, 178)
+"""Colours of the tones -1 and 1."""
 DARK = 0.72
-"""Tone from which on blue needs white letters."""
+"""Above this tone the text is white."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class Cell:
     Attributes:
         text: its first line.
         title: tooltip, with the provenance of a number or why it is missing.
-        tone: in [-1, 1], as a shade from orange over white to blue; None for none.
-        missing: it could not be measured.
+        tone: shade in [-1, 1], from orange over white to blue; None for no shade.
+        missing: the value could not be measured.
         small: a second line, such as an interval.
     """
 
@@ -38,17 +41,17 @@ class Cell:
 
     @property
     def style(self) -> str:
-        """The shade as CSS, in colours that the colour-blind tell apart."""
+        """The shade as CSS, in colours that are safe for colour blindness."""
         if self.tone is None:
             return ""
-        end = (230, 159, 0) if self.tone < 0 else (0, 114, 178)
-        mixed = [round(255 + (channel - 255) * abs(self.tone)) for channel in end]
-        letters = "#fff" if self.tone > DARK else "#222"
-        return f"background:rgb({mixed[0]},{mixed[1]},{mixed[2]});color:{letters}"
+        color = ORANGE if self.tone < 0 else BLUE
+        mixed = [round(255 + (channel - 255) * abs(self.tone)) for channel in color]
+        text_color = "#fff" if self.tone > DARK else "#222"
+        return f"background:rgb({mixed[0]},{mixed[1]},{mixed[2]});color:{text_color}"
 
 
 Component: TypeAlias = "Markup | pd.DataFrame"
-"""HTML, or a table: a frame of `Cell`, whose first column has the row headers."""
+"""HTML, or a table: a frame of `Cell` whose first column holds the row headers."""
 
 
 @dataclass
@@ -59,55 +62,55 @@ class PageSection:
         name: key of the title and introduction in ``sections.html.j2``.
         components: its content.
         facts: variables of the introduction.
-        number: distinguishes the anchors of sections of the same name.
+        anchor: suffix of its anchor, where several sections share a name.
         group: group of agents, named in the heading; empty if the page has only one.
     """
 
     name: str
     components: list[Component] = field(default_factory=list)
     facts: Mapping[str, Any] = field(default_factory=dict)
-    number: str = ""
+    anchor: str = ""
     group: str = ""
 
 
-def by_group(sections: Mapping[str, Sequence[PageSection]]) -> list[PageSection]:
-    """The sections of each group of agents, told apart if there are several groups."""
-    if len(sections) > 1:
-        for place, (group, group_sections) in enumerate(sections.items()):
-            for section in group_sections:
-                section.group, section.number = group, f"{section.number}-group{place}"
+def label_groups(sections: Mapping[str, Sequence[PageSection]]) -> list[PageSection]:
+    """Return the sections of all groups, labelled if there are several groups."""
+    if len(sections) == 1:
+        return [*itertools.chain(*sections.values())]
     return [
-        section for group_sections in sections.values() for section in group_sections
+        replace(section, group=group, anchor=f"{section.anchor}-group{place}")
+        for place, (group, group_sections) in enumerate(sections.items())
+        for section in group_sections
     ]
 
 
-def missing(reason: str) -> Cell:
-    """A cell for a value that could not be measured."""
+def missing_cell(reason: str) -> Cell:
+    """Build a cell for a value that could not be measured."""
     return Cell("missing", reason, missing=True)
 
 
 def missing_note(reason: str) -> Markup:
-    """A paragraph in place of something that could not be measured."""
+    """Build a paragraph in place of something that could not be measured."""
     return Markup('<p class="missing">{}</p>').format(reason)
 
 
 def heading(text: str) -> Markup:
-    """A heading inside a section."""
+    """Build a heading inside a section."""
     return Markup("<h3>{}</h3>").format(text)
 
 
 def figure(draw: Callable[[], "Figure"], caption: str, title: str = "") -> Markup:
-    """A picture as inline SVG; without matplotlib a note."""
+    """Draw a figure as inline SVG; without matplotlib, return a note."""
     if not has_matplotlib():
         return missing_note(f"no figures: {INSTALL_PLOTS}")
     with figure_style():
         picture = Markup(to_svg(draw()))
-    shape = '<figure title="{}">{}<figcaption>{}</figcaption></figure>'
-    return Markup(shape).format(title, picture, caption)
+    template = '<figure title="{}">{}<figcaption>{}</figcaption></figure>'
+    return Markup(template).format(title, picture, caption)
 
 
-def number(value: float) -> str:
-    """Two decimals below 10, fewer above, with a typographic minus; a dash for NaN."""
+def format_number(value: float) -> str:
+    """Format with two decimals, one from 10 on, none from 100 on; NaN is a dash."""
     if math.isnan(value):
         return "–"
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
@@ -116,24 +119,24 @@ def number(value: float) -> str:
     return text.replace("-", "\N{MINUS SIGN}")
 
 
-def span(interval: Interval) -> str:
-    """``low to high``; empty if the interval is unknown."""
+def format_interval(interval: Interval) -> str:
+    """Format ``low to high``; empty if the interval is unknown."""
     if math.isnan(interval.low):
         return ""
-    return f"{number(interval.low)} to {number(interval.high)}"
+    return f"{format_number(interval.low)} to {format_number(interval.high)}"
 
 
-def listed(words: Sequence[str]) -> str:
-    """``a, b and c``."""
+def join_words(words: Sequence[str]) -> str:
+    """Join as ``a, b and c``."""
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def counted(count: int, noun: str) -> str:
-    """``1 seed`` or ``3 seeds``."""
+def pluralize(count: int, noun: str) -> str:
+    """Format ``1 seed`` or ``3 seeds``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def shade(score: float) -> float | None:
-    """The tone of a score: white is 0 or less, blue is 1 or more; None for NaN."""
+def score_tone(score: float) -> float | None:
+    """Clip a score to a tone from 0, white, to 1, blue; None for NaN."""
     return None if math.isnan(score) else min(1.0, max(0.0, score))

@@ -1,4 +1,4 @@
-"""The methods of a report: runs that differ in their seed alone are one method."""
+"""The methods of a report: runs that differ only in their seed are one method."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,36 +10,24 @@ from marl_pool.evaluation.report.evaluated import (
     short_folders,
     with_short_folders,
 )
+from marl_pool.runs.run import OF_MACHINE
 from marl_pool.utils.errors import InputError
 
-IRRELEVANT = frozenset(
-    (
-        "seed",
-        "threads",
-        "kernels",
-        "device",
-        "time_limit",
-        "env_timeout",
-        "checkpoint",
-        "storage",
-        "resources",
-        "cluster",
-    )
-)
+IRRELEVANT = OF_MACHINE - {"callbacks"} | {"seed"}
 """Top-level keys that do not change how a policy is trained."""
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Method:
-    """Runs that differ in their seed alone.
+    """Runs that differ only in their seed.
 
     Attributes:
         kind: the options in which its training differs from other methods, without
             options of the environment.
-        env: the options in which its training environment differs; empty where all
-            methods of a report were trained in the same.
-        runs: ordered by seed.
+        env: the options in which its training environment differs; empty if all
+            methods of a report were trained in the same one.
+        runs: its runs, ordered by seed.
     """
 
     kind: str
@@ -69,19 +57,19 @@ class Method:
 
 
 def recorded(record: Mapping[str, Any], key: str) -> str:
-    """A value that an evaluation recorded, as text."""
+    """Return a value from an evaluation's record as text."""
     value = record.get(key)
     return "not recorded" if value in (None, "") else str(value)
 
 
 def files_of(run: ReportedRun) -> str:
-    """The files of a run's evaluation, the newest first, without the folders above."""
+    """List the files of a run's evaluation, newest first, without folders above."""
     paths = run.evaluation.rows["path"].unique() if run.evaluation else []
     return ", ".join(map(run.relative, paths))
 
 
 def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
-    """Group runs into methods, named after the options in which these differ.
+    """Group runs into methods, named after the options in which they differ.
 
     Methods of one training environment are consecutive.
 
@@ -103,11 +91,13 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
         # An optional section, such as ``perturbation``, is compared by its name.
         if len(set(sections)) > 1:
             for options, config in zip(flat, configs, strict=True):
-                options[key] = _section_name(config.get(key))
+                options[key] = section = config.get(key)
+                if isinstance(section, Mapping):  # without a name, compare the content
+                    options[key] = section.get("name", dict(section))
     keys = dict.fromkeys(key for config in flat for key in config)
     differing = [key for key in keys if _differs(key, flat)]
 
-    # Runs of equal names are one method, whose seeds must differ.
+    # Runs with equal names are one method, and their seeds must differ.
     groups: dict[tuple[str, str], list[ReportedRun]] = {}
     for run, config in zip(runs, flat, strict=True):
         members = groups.setdefault(_names(config, differing), [])
@@ -127,14 +117,8 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     return sorted(methods, key=lambda method: envs.index(method.env))
 
 
-def _section_name(section: Any) -> Any:
-    """The name, or else the content, of an optional section; None without one."""
-    is_section = isinstance(section, Mapping)
-    return section.get("name", dict(section)) if is_section else section
-
-
 def _flat(config: Config, prefix: str = "") -> dict[str, Any]:
-    """Options by dotted key, in order."""
+    """Flatten a configuration to options by dotted key, in order."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         full = f"{prefix}{key}"
@@ -144,10 +128,10 @@ def _flat(config: Config, prefix: str = "") -> dict[str, Any]:
 
 
 def _differs(key: str, configs: Sequence[Config]) -> bool:
-    """True if configurations differ in an option.
+    """Return True if configurations differ in an option.
 
-    Options are compared only between sections of the same name. A key that a run lacks,
-    written by an earlier version, counts as equal.
+    Options are compared only between sections of the same name. A key that a run of an
+    earlier version lacks counts as equal.
     """
     section, _, last = key.rpartition(".")
     by_name: dict[Any, set[str]] = {}
@@ -159,7 +143,7 @@ def _differs(key: str, configs: Sequence[Config]) -> bool:
 
 
 def _names(config: Config, differing: Sequence[str]) -> tuple[str, str]:
-    """The kind and the env of a `Method`."""
+    """Return the kind and the env of a `Method`."""
     present_keys = [key for key in differing if key in config]
     env = [key for key in present_keys if key.split(".")[0] == "env"]
     kind, env_name = (
@@ -171,9 +155,9 @@ def _names(config: Config, differing: Sequence[str]) -> tuple[str, str]:
 
 
 def _word(key: str, config: Config) -> str:
-    """``ada`` for ``pooling.name: ada``, ``lr=0.01`` for ``ppo.lr: 0.01``.
+    """Return ``ada`` for ``pooling.name: ada``, ``lr=0.01`` for ``ppo.lr: 0.01``.
 
-    An optional section has no word in runs without it.
+    An optional section gives no word in runs without it.
     """
     section, _, last = key.rpartition(".")
     if last == "name":

@@ -16,6 +16,7 @@ from marl_pool.evaluation.report.methods import Method, files_of, methods_of, re
 from marl_pool.evaluation.report.summary import missing_values, overview, summary
 from marl_pool.evaluation.report.videos import videos
 from marl_pool.evaluation.settings import ReportSettings
+from marl_pool.evaluation.templates import template
 from marl_pool.files.atomic import make_folder, new_file
 from marl_pool.files.figures import line_styles
 from marl_pool.options.names import trust
@@ -28,8 +29,8 @@ from marl_pool.version import __version__, commit
 if TYPE_CHECKING:
     from jinja2 import Template
 
-LONGEST = 80
-"""Maximal length of the environment's name in a file name."""
+ENV_CHARACTERS = 80
+"""Maximum length of the environment's name in a file name."""
 
 
 def report(
@@ -39,14 +40,14 @@ def report(
     *,
     plugins: Collection[str] = (),
 ) -> Path:
-    """Write one page about runs, and return its file: HTML that needs nothing else.
+    """Write a self-contained HTML page about runs, and return its path.
 
-    See `read_runs` for which runs may be compared. ``out`` is a new file; None for one
-    in ``reports/``. ``plugins`` are ``package.module:Class`` names that files of the
-    runs may name.
+    See `read_runs` for which runs can be compared. ``out`` is the path of a new file,
+    by default one in ``reports/``. ``plugins`` are the ``package.module:Class`` names
+    that the runs' files may use.
 
     Raises:
-        InputError: runs that cannot be compared, or the file exists.
+        InputError: the runs cannot be compared, or the file exists.
     """
     path = new_page(out, runs)
     # Evaluations also name perturbations and environments.
@@ -66,15 +67,16 @@ def report(
 
 
 def new_page(out: str | None, runs: Sequence[Run]) -> Path:
-    """The path of the page, which must not exist.
+    """Return the path of the page, which must not exist yet.
 
     Raises:
-        InputError: the one asked for exists, is a folder, or cannot be written; or a
+        InputError: ``out`` exists, is a folder, or cannot be written; or a
             configuration names no env.
     """
     # The name comes from a file: it must not contain a path.
-    env = re.sub(r"[^\w-]+", "-", runs[0].env["name"].rpartition(":")[2])[:LONGEST]
-    default = Path("reports") / f"{datetime.now():%Y%m%d-%H%M%S}-{env}.html"
+    env = re.sub(r"[^\w-]+", "-", runs[0].env["name"].rpartition(":")[2])
+    time = f"{datetime.now():%Y%m%d-%H%M%S}"
+    default = Path("reports") / f"{time}-{env[:ENV_CHARACTERS]}.html"
     path = free(default) if out is None else Path(out)
     try:
         if path.exists():
@@ -85,7 +87,7 @@ def new_page(out: str | None, runs: Sequence[Run]) -> Path:
         raise InputError(reason) from error
     # A path that cannot be written is rejected before the page is computed.
     if not above.is_dir():
-        raise InputError(f"{path}: expected a path below folders, but {above} is none")
+        raise InputError(f"{path}: expected a path in a folder, but {above} is none")
     if not os.access(above, os.W_OK | os.X_OK):
         raise InputError(f"{path} cannot be written: {above} does not allow it")
     return path
@@ -93,19 +95,17 @@ def new_page(out: str | None, runs: Sequence[Run]) -> Path:
 
 @cache
 def _template() -> "Template":
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    # Everything but figures is escaped: names of runs come from users.
-    environment = Environment(
-        loader=PackageLoader("marl_pool.evaluation.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    filters = (
+        html.pluralize,
+        html.join_words,
+        html.format_number,
+        html.format_interval,
+        files_of,
+        recorded,
     )
-    filters = (html.counted, html.listed, html.number, html.span, files_of, recorded)
-    environment.filters |= {function.__name__: function for function in filters}
-    return environment.get_template("page.html.j2")
+    # Escape everything but figures: names of runs come from users.
+    package = "marl_pool.evaluation.report"
+    return template(package, "page.html.j2", autoescape=True, filters=filters)
 
 
 def _content(
@@ -118,7 +118,7 @@ def _content(
 
     # One section per group of agents that learned, or one of all methods.
     overviews = {group: [overview(methods, rows)] for group, rows in groups.items()}
-    page = html.by_group(overviews or {"": [overview(methods, None)]})
+    page = html.label_groups(overviews or {"": [overview(methods, None)]})
     page.append(sections.learning_curves(methods, styles))
     evaluated = {
         group: [
@@ -127,9 +127,9 @@ def _content(
         ]
         for group, rows in groups.items()
     }
-    page += html.by_group(evaluated)
+    page += html.label_groups(evaluated)
 
-    # Videos need no evaluation, but policies that can be loaded.
+    # Videos need no evaluation, only policies that can be loaded.
     if settings.videos:
         page += videos(methods, groups, plugins)
     page.append(missing_values(methods, frame))

@@ -37,9 +37,9 @@ COUNTS = {
     "batches": "batches",
     "iteration": "iterations",
 }
-"""Columns of the progress of training, in order of preference."""
+"""Columns that measure training progress, in order of preference."""
 POINTS = 120
-"""Maximal length of a curve; longer ones are averaged over as many intervals."""
+"""Maximum points of a curve; a longer one is averaged over that many intervals."""
 OCCLUDE = "occlude"
 LEVELS = {"scripted policy": 1.0, "random policy": 0.0}
 NO_SCORE = html.missing_note("Not ranked: no score is defined here, only returns.")
@@ -51,13 +51,13 @@ Styles = Mapping[str, LineStyle]
 
 def learning_curves(methods: Sequence[Method], styles: Styles) -> html.PageSection:
     """Build the section of learning curves, a panel for each training environment."""
-    # Choose a measure of progress that all runs have logged.
+    # Choose a measure of progress that all runs logged.
     runs = [run for method in methods for run in method.runs]
     logged = [run.metrics.columns for run in runs if len(run.metrics)]
     counts = [key for key in COUNTS if all(key in columns for columns in logged)]
     count = counts[0] if counts else "iteration"
 
-    # Progress and return of each run with two points or more.
+    # Collect progress and return of each run with two points or more.
     seeds: dict[str, np.ndarray] = {}
     reasons: dict[str, list[str]] = {}
     for run in runs:
@@ -94,26 +94,25 @@ def learning_curves(methods: Sequence[Method], styles: Styles) -> html.PageSecti
         caption = "Each point is the mean over a short interval of training."
         section.components.append(html.figure(draw, caption, "; ".join(files)))
     section.components += [
-        html.missing_note(f"{html.listed(names)}: {reason}.")
+        html.missing_note(f"{html.join_words(names)}: {reason}.")
         for reason, names in reasons.items()
     ]
     return section
 
 
 def _mean(kind: str, seeds: Sequence[np.ndarray]) -> Curve:
-    """The seeds on one grid, up to the end of the shortest, and their mean."""
+    """Interpolate seeds on one grid, up to the end of the shortest, and average."""
     start, end = max(seed[0, 0] for seed in seeds), min(seed[0, -1] for seed in seeds)
     grid = np.linspace(start, end, min(POINTS, max(len(seed[0]) for seed in seeds)))
     lines = []
     for seed in seeds:
-        # Average it over at most `POINTS` intervals.
         chunks = np.array_split(seed, min(POINTS, seed.shape[1]), axis=1)
         smooth = np.stack([chunk.mean(1) for chunk in chunks], 1)
         lines.append(np.interp(grid, *smooth))
     return Curve(kind, grid, np.mean(lines, 0), points=np.stack(lines))
 
 
-# Scores. The rows of each section are those of one group in `scores_frame`.
+# Scores. Each section takes the rows of one group in `scores_frame`.
 
 
 def profiles(rows: pd.DataFrame, styles: Styles) -> html.PageSection:
@@ -136,7 +135,7 @@ def profiles(rows: pd.DataFrame, styles: Styles) -> html.PageSection:
             _panel(env_rows[env_rows["label"].isin([CLEAN, label])], label)
             for label in labels
         ]
-        # Rows as equal as possible, of four panels at most.
+        # Arrange at most four panels per row, in rows as equal as possible.
         columns = math.ceil(len(panels) / math.ceil(len(panels) / 4))
         lines = LEVELS if unit == "score" else {}
         draw = partial(draw_panels, panels, styles, columns=columns, lines=lines)
@@ -147,18 +146,18 @@ def profiles(rows: pd.DataFrame, styles: Styles) -> html.PageSection:
 
 
 def provenance(rows: pd.DataFrame) -> str:
-    """The provenance of numbers that the methods of some rows share."""
+    """Return the provenance of all numbers in some rows."""
     return "; ".join(rows.sort_index()["provenance"].unique())
 
 
 def trained_in(rows: pd.DataFrame, env: str) -> list[Markup]:
-    """A heading for the methods of one environment, if there are several."""
+    """Return a heading for one environment if the methods have several."""
     several = rows["env"].nunique() > 1
     return [html.heading(f"Trained and tested in {env}")] if several else []
 
 
 def _panel(rows: pd.DataFrame, label: str) -> Panel:
-    """The curves of all methods, from rows in order of severity."""
+    """Build the panel of all methods from rows in order of severity."""
     curves, reasons = [], []
     for kind, method_rows in rows.groupby("kind", sort=False):
         # A curve needs two severities or more.
@@ -183,10 +182,10 @@ def areas(rows: pd.DataFrame) -> html.PageSection:
             "scripted one, and a single group that learns."
         )
         return html.PageSection("areas", [html.missing_note(reason)])
-    shown = rows[rows["test"].isin([CLEAN, AREA])]
-    first = shown.drop_duplicates("condition")
-    names = first["name"].where(first["test"] == AREA, "unperturbed")
-    columns = shown.groupby("method", sort=False)
+    area_rows = rows[rows["test"].isin([CLEAN, AREA])]
+    conditions = area_rows.drop_duplicates("condition")
+    names = conditions["name"].where(conditions["test"] == AREA, "unperturbed")
+    columns = area_rows.groupby("method", sort=False)
     cells = {method: _score_cells(column) for method, column in columns}
     heads = {"perturbation": list(map(html.Cell, names))}
     return html.PageSection("areas", [pd.DataFrame(heads | cells)])
@@ -197,19 +196,19 @@ def _score_cells(rows: pd.DataFrame) -> list[html.Cell]:
 
 
 def _score_cell(row: Any) -> html.Cell:
-    """The score of a method under a condition, with its interval.
+    """Build the cell of a method's score under a condition, with its interval.
 
-    Returns have no shade: in different environments they have no common scale.
+    Returns get no shade: in different environments they have no common scale.
     """
     if row.reason:
-        return html.missing(row.reason)
-    span = html.span(Interval(row.score, row.low, row.high))
-    seeds = ", ".join(map(html.number, row.scores.points[:, 0]))
+        return html.missing_cell(row.reason)
+    span = html.format_interval(Interval(row.score, row.low, row.high))
+    seeds = ", ".join(map(html.format_number, row.scores.points[:, 0]))
     title = f"{row.name}; {row.provenance}; each seed: {seeds}"
     note = f" {ONLY}" if row.seeds < INTERVAL_FROM else ""
     small = f"{span}{note}" if span else "no interval"
-    tone = html.shade(row.score) if row.unit == "score" else None
-    return html.Cell(html.number(row.score), title, tone, small=small)
+    tone = html.score_tone(row.score) if row.unit == "score" else None
+    return html.Cell(html.format_number(row.score), title, tone, small=small)
 
 
 def transfer(rows: pd.DataFrame) -> list[html.PageSection]:
@@ -218,7 +217,7 @@ def transfer(rows: pd.DataFrame) -> list[html.PageSection]:
     Each has heat maps with a row for each method and a column for each test condition.
     """
     facts = {"unit": rows["unit"].iloc[0]}
-    # Environments that differ in the same options, such as numbers of agents.
+    # Group environments by the options that differ, such as the number of agents.
     envs = rows[rows["test"] == ENVIRONMENT]
     families = envs.groupby(envs["transfer_env"].map(", ".join), sort=False)
     sections = [
@@ -227,7 +226,7 @@ def transfer(rows: pd.DataFrame) -> list[html.PageSection]:
         )
         for place, (keys, tests) in enumerate(families)
     ]
-    # Tokens occluded in the test.
+    # Map the tokens occluded in the test.
     occluded = rows[(rows["perturbation"] == OCCLUDE) & (rows["level"] > 0)]
     tokens: list[html.Component] = []
     for label, levels in occluded.groupby("label", sort=False):
@@ -240,7 +239,7 @@ def transfer(rows: pd.DataFrame) -> list[html.PageSection]:
 
 
 def _map(rows: pd.DataFrame, tests: pd.DataFrame) -> pd.DataFrame:
-    """A heat map of the methods, unperturbed and in some tests' rows."""
+    """Build a heat map of the methods, unperturbed and under some tests."""
     clean = rows[rows["test"] == CLEAN]
     tests = tests.assign(column=tests.get("column", tests["name"]))
     columns = pd.concat([clean.assign(column="unperturbed"), tests])
@@ -283,7 +282,7 @@ def comparison(rows: pd.DataFrame, styles: Styles) -> list[html.PageSection]:
 
 
 def scores_by_kind(rows: pd.DataFrame) -> dict[str, Scores]:
-    """The scores of each method of one environment, over the conditions of its rows."""
+    """Join the scores of each method in rows of one environment, over conditions."""
     methods = rows.groupby("kind", sort=False)["scores"]
     return {kind: joined(scores) for kind, scores in methods}
 
@@ -300,17 +299,17 @@ def _ranking(rows: pd.DataFrame, styles: Styles) -> list[html.Component]:
         points = [float(interquartile_score(run[None])) for run in seeds]
         drawn.append((kind, points, *value))
         cell = partial(html.Cell, title=sources[kind])
-        span = html.span(value)
-        interval = cell(span) if span else html.missing(_why_unknown(scores[kind]))
+        span = html.format_interval(value)
+        interval = cell(span) if span else html.missing_cell(_why_unknown(scores[kind]))
         records.append(
             {
                 "method": html.Cell(kind if notes else f"{place}. {kind}"),
-                "IQM": cell(html.number(value.value)),
+                "IQM": cell(html.format_number(value.value)),
                 "95 % over seeds": interval,
                 "seeds": cell(str(len(seeds))),
             }
         )
-    names = html.listed(list(rows.drop_duplicates("condition")["name"]))
+    names = html.join_words(list(rows.drop_duplicates("condition")["name"]))
     is_clean = (rows["test"] == CLEAN).all()
     scope = "unperturbed episodes alone" if is_clean else names
     draw = partial(draw_points, drawn, styles, "interquartile mean of areas")
@@ -320,7 +319,7 @@ def _ranking(rows: pd.DataFrame, styles: Styles) -> list[html.Component]:
 
 def _why_unknown(*scores: Scores) -> str:
     if min(method_scores.seeds for method_scores in scores) < INTERVAL_FROM:
-        return "fewer than two seeds of a method: there is no interval over seeds"
+        return "a method has fewer than two seeds: there is no interval over seeds"
     return (
         "some bootstrap samples of the episodes have no score: there are too few, or "
         "the scripted policy is hardly better than the random one"
@@ -328,7 +327,7 @@ def _why_unknown(*scores: Scores) -> str:
 
 
 def _improvements(rows: pd.DataFrame) -> pd.DataFrame:
-    # A shade suggests an order: none for methods that are not ranked.
+    # A shade suggests an order, so methods that are not ranked get none.
     ranked = rows["seeds"].min() >= RANKED_FROM
     scores = scores_by_kind(rows)
     sources = rows.groupby("kind")["provenance"].first()
@@ -340,12 +339,12 @@ def _improvements(rows: pd.DataFrame) -> pd.DataFrame:
                 columns[kind].append(html.Cell(""))
                 continue
             value = improvement(scores[better], scores[kind])
-            span = html.span(value)
+            span = html.format_interval(value)
             title = "" if span else f"{_why_unknown(scores[better], scores[kind])}; "
             title += f"{sources[better]}; {sources[kind]}"
             # White is 0.5.
             tone = 2 * value.value - 1 if ranked else None
             small = span or "no interval"
-            cell = html.Cell(html.number(value.value), title, tone, small=small)
+            cell = html.Cell(html.format_number(value.value), title, tone, small=small)
             columns[kind].append(cell)
     return pd.DataFrame(columns)

@@ -22,11 +22,11 @@ from marl_pool.evaluation.statistics.scores import (
 )
 
 LAST = 0.1
-"""Fraction of the training at its end that gives the training return."""
+"""Final fraction of training over which the training return is averaged."""
 
 
 def summary(methods: Sequence[Method], frame: pd.DataFrame) -> dict[str, Any]:
-    """Variables of ``summary.html.j2``: what was trained, tested and found."""
+    """Return the variables of ``summary.html.j2``: runs, tests and findings."""
     episodes = [
         run.evaluation.record["episodes"]
         for method in methods
@@ -64,7 +64,7 @@ def _findings(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _best(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """The best two methods of each training environment, if methods are ranked."""
+    """Return the best two methods of each training environment, if they are ranked."""
     best: list[dict[str, Any]] = []
     for env, env_rows in rows.groupby("env", sort=False):
         areas = shared_areas(env_rows)
@@ -75,7 +75,7 @@ def _best(rows: pd.DataFrame) -> list[dict[str, Any]]:
         low, high = first[1].low, second[1].high
         relation = "apart" if low > high else "within each other's intervals"
         if np.isnan([low, high]).any():
-            relation = "without intervals it is unknown if they are apart"
+            relation = "without intervals it is unknown whether they are apart"
         best.append({"env": env, "places": [first, second], "relation": relation})
     return best
 
@@ -96,13 +96,13 @@ def overview(methods: Sequence[Method], rows: pd.DataFrame | None) -> html.PageS
         }
         # A method without scores has the reason in their place.
         reason = unmeasured(method, rows)
-        record |= dict.fromkeys(names, html.missing(reason))
+        record |= dict.fromkeys(names, html.missing_cell(reason))
         if rows is not None and not reason:
-            own = rows["method"] == method.name
+            method_rows = rows[rows["method"] == method.name]
             areas = shared_areas(rows)
             cells = [
                 _return(method, rows["group"].iloc[0]),
-                _score(rows[own & (rows["test"] == CLEAN)]),
+                _score(method_rows[method_rows["test"] == CLEAN]),
                 _score(areas[areas["method"] == method.name]),
             ]
             record |= zip(names, cells, strict=False)
@@ -112,7 +112,7 @@ def overview(methods: Sequence[Method], rows: pd.DataFrame | None) -> html.PageS
 
 
 def unmeasured(method: Method, rows: pd.DataFrame | None) -> str:
-    """The reason for a method without scores of a group; empty if it has some."""
+    """Return why a method has no scores of a group; empty if it has some."""
     if rows is None or not method.evaluated:
         return method.runs[0].evaluation_missing
     if method.name in set(rows["method"]):
@@ -132,7 +132,7 @@ def _training(method: Method) -> html.Cell:
     if ends:
         return _mean(ends)
     reasons = [run.metrics_missing for run in method.runs if run.metrics_missing]
-    return html.missing([*reasons, f"no {RETURN} in metrics.csv"][0])
+    return html.missing_cell([*reasons, f"no {RETURN} in metrics.csv"][0])
 
 
 def _return(method: Method, group: str) -> html.Cell:
@@ -150,29 +150,29 @@ def _return(method: Method, group: str) -> html.Cell:
 
 
 def _mean(values: Mapping[str, float]) -> html.Cell:
-    """The mean of one number per run, by provenance; each, where seeds are few."""
-    texts = list(map(html.number, values.values()))
+    """Build the cell of a mean over runs, given by provenance; few are all shown."""
+    texts = list(map(html.format_number, values.values()))
     title = "; ".join(
         f"{name}: {text}" for name, text in zip(values, texts, strict=True)
     )
     small = ", ".join(texts) if 1 < len(texts) < RANKED_FROM else ""
     mean = float(np.mean([*values.values()]))
-    return html.Cell(html.number(mean), title, small=small)
+    return html.Cell(html.format_number(mean), title, small=small)
 
 
 def _score(rows: pd.DataFrame) -> html.Cell:
-    """The mean score over the conditions of rows, with each seed or an interval."""
+    """Build the cell of a mean score over conditions, with each seed or an interval."""
     if rows.empty:
-        return html.missing("no perturbation that all methods were measured under")
+        return html.missing_cell("no perturbation that all methods were measured under")
     scores = joined(rows["scores"])
-    texts = [html.number(run.mean()) for run in scores.points]
+    texts = [html.format_number(run.mean()) for run in scores.points]
     title = rows["provenance"].iloc[0]
     if AREA in set(rows["test"]):
-        title = f"mean of {html.listed(list(rows['label']))}; {title}"
-    small = html.span(over_seeds(scores, mean_score)) or "no interval"
+        title = f"mean of {html.join_words(list(rows['label']))}; {title}"
+    small = html.format_interval(over_seeds(scores, mean_score)) or "no interval"
     if len(texts) < RANKED_FROM:
         small = ", ".join(texts) if len(texts) >= INTERVAL_FROM else "one seed"
-    return html.Cell(html.number(scores.points.mean()), title, small=small)
+    return html.Cell(html.format_number(scores.points.mean()), title, small=small)
 
 
 def missing_values(methods: Sequence[Method], frame: pd.DataFrame) -> html.PageSection:

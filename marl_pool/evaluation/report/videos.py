@@ -25,7 +25,7 @@ from marl_pool.utils.errors import InputError
 
 SIZE, FPS, SECONDS = 288, 12, 5
 EVERY = 2
-"""Steps from one frame to the next, so that a page with many videos stays small."""
+"""Steps between frames: a page with many videos stays small."""
 VIDEO = Markup(
     '<figure title="{}"><figcaption>{}</figcaption><div class="columns">{}</div>'
     '<video controls loop muted playsinline preload="metadata" '
@@ -38,10 +38,11 @@ def videos(
     groups: Mapping[str, pd.DataFrame],
     plugins: Collection[str],
 ) -> list[html.PageSection]:
-    """Build a section of videos for each group, one of the first seed of each method.
+    """Build a section for each group, with a video of each method's first seed.
 
-    The scores of a group choose the perturbation; without an evaluation, the groups are
-    those that were trained. ``plugins`` are names that files of the runs may name.
+    The scores of a group decide which perturbation is shown. Without an evaluation, the
+    groups are those that were trained. ``plugins`` are names that the runs' files may
+    use.
     """
     loaded = {
         method.name: (method.runs[0], load(method.runs[0], plugins))
@@ -54,7 +55,7 @@ def videos(
         for group in target.policies
         if group not in target.fixed
     )
-    return html.by_group(
+    return html.label_groups(
         {name: [_section(loaded, groups.get(name), name)] for name in names}
     )
 
@@ -64,7 +65,7 @@ def _section(
     rows: pd.DataFrame | None,
     group: str,
 ) -> html.PageSection:
-    # The perturbation that costs most is shown beside the unperturbed episode.
+    # Show the most harmful perturbation beside the unperturbed episode.
     perturbation, label, columns = None, "", [Markup("<b>unperturbed</b>")]
     worst = None if rows is None else _most_harmful(rows)
     if worst is not None:
@@ -93,9 +94,9 @@ def _section(
 
 
 def _most_harmful(rows: pd.DataFrame) -> pd.Series | None:
-    """A row of the level with the lowest mean score, of those common to all methods.
+    """Return a row of the level with the lowest mean score that all methods share.
 
-    The first one, if none is lower than the unperturbed score.
+    If none is lower than the unperturbed score, the first level is taken.
     """
     levels = shared(rows[rows["level"] > 0])
     if levels.empty:
@@ -107,7 +108,7 @@ def _most_harmful(rows: pd.DataFrame) -> pd.Series | None:
 
 
 def _side_by_side(
-    subject: EvaluationTarget,
+    target: EvaluationTarget,
     perturbation: Mapping[str, Any] | None,
     label: str,
     group: str,
@@ -125,10 +126,10 @@ def _side_by_side(
     # All columns play the same environment, step by step.
     tiles = []
     for words, options in columns if perturbation is not None else columns[:1]:
-        env = subject.make_env(1)
+        env = target.make_env(1)
         env.max_steps = min(env.max_steps, FPS * SECONDS * EVERY - EVERY)
         change = None if options is None else perturb(options, env)
-        rollout = Rollout(env, subject.policies, perturbation=change)
+        rollout = Rollout(env, target.policies, perturbation=change)
         tiles.append(frames(rollout, text=words))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "video.webm"

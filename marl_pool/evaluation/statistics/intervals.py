@@ -21,11 +21,11 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 
 
 class Interval(NamedTuple):
-    """An estimate and the confidence interval around it."""
+    """An estimate and the confidence interval around it; NaN where it is unknown."""
 
     value: float
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
 
     def text(self, decimals: int = 3) -> str:
         """Return ``value [low, high]``; empty for an estimate that is NaN."""
@@ -36,15 +36,15 @@ class Interval(NamedTuple):
 
 
 def mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis."""
+    """Average over the last axis."""
     return values.mean(-1)
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis without its lowest and highest ``floor(n / 4)``.
+    """Average over the last axis without its lowest and highest ``floor(n / 4)``.
 
     Source: Agarwal et al., *Deep Reinforcement Learning at the Edge of the
-    Statistical Precipice* (2021), which is scipy's ``trim_mean`` at 0.25.
+    Statistical Precipice* (2021). Equals scipy's ``trim_mean`` at 0.25.
     """
     count = values.shape[-1]
     cut = count // 4
@@ -52,7 +52,7 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def interquartile_score(scores: np.ndarray) -> np.ndarray:
-    """Interquartile mean over all runs and conditions, the last two axes.
+    """Compute the interquartile mean over runs and conditions, the last two axes.
 
     Source: Agarwal et al. (2021), section 4.3.
     """
@@ -60,11 +60,11 @@ def interquartile_score(scores: np.ndarray) -> np.ndarray:
 
 
 def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Probability that a run of one method scores more than one of another.
+    """Estimate the probability that a run of one method outscores one of another.
 
     For each condition it is the fraction of pairs of runs that the first one wins, with
-    half a win for a tie: Mann and Whitney's U over n · m. The result is the mean over
-    conditions.
+    half a win for a tie: the Mann–Whitney U divided by n · m. The result is the mean
+    over conditions.
 
     Source: Agarwal et al. (2021), section 4.3.
 
@@ -77,18 +77,21 @@ def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> np.ndar
     """
     scores, opponents = first[..., :, None, :], second[..., None, :, :]
     wins = (scores > opponents) + 0.5 * (scores == opponents)
-    # A comparison with NaN is False: it would count as a loss.
+    # A comparison with NaN is False, and would count as a loss.
     comparable = ~(np.isnan(scores) | np.isnan(opponents))
     return np.where(comparable, wins, np.nan).mean((-3, -2, -1))
 
 
-def around(value: float, resampled: np.ndarray) -> Interval:
-    """95 % percentile interval of the estimates of resamples, ``(resamples,)``.
+def percentile_interval(value: float, resampled: np.ndarray) -> Interval:
+    """Return an estimate with its 95 % percentile bootstrap interval.
 
-    ``value`` is computed from the sample. Bounds are NaN if a resample is undefined.
+    Args:
+        value: estimate from the sample itself.
+        resampled: ``(resamples,)`` estimates from resamples; if one is not finite, the
+            bounds are NaN.
     """
     if not np.isfinite(resampled).all():
-        return Interval(value, np.nan, np.nan)
+        return Interval(value)
     tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(resampled, (tail, 100 - tail))
     return Interval(value, float(low), float(high))
@@ -99,8 +102,8 @@ def episode_resamples(
 ) -> np.ndarray:
     """Resample episodes with replacement, as weights that sum to 1.
 
-    The same weights serve all rows and runs of the same environments: differences
-    between environments then cancel in comparisons.
+    The same weights serve all rows and runs of the same environments, so that
+    differences between environments cancel in comparisons.
 
     Returns:
         ``(resamples, episodes)``.
@@ -125,25 +128,25 @@ def bootstrap(
     Args:
         values: ``(n,)`` independent observations.
         statistic: reduces the last axis.
-        seed: of the resampling.
-        resamples: number of resamples, n of n with replacement.
+        seed: seed of the resampling.
+        resamples: number of resamples, each n draws with replacement.
 
     Returns:
-        Bounds are NaN for a single observation.
+        The interval, whose bounds are NaN for a single observation.
     """
     sample = np.asarray(values, dtype=np.float64)
     value = float(statistic(sample))
     if len(sample) < 2:
-        return Interval(value, np.nan, np.nan)
+        return Interval(value)
     generator = np.random.default_rng(seed)
     indices = generator.integers(len(sample), size=(resamples, len(sample)))
-    return around(value, statistic(sample[indices]))
+    return percentile_interval(value, statistic(sample[indices]))
 
 
 def paired_drop(clean: ArrayLike, perturbed: ArrayLike, *, seed: int = 0) -> Interval:
-    """Mean of ``clean - perturbed`` with its interval; positive for harm.
+    """Estimate the mean of ``clean - perturbed`` and its interval; positive is harm.
 
-    Both are ``(n,)`` returns in the same environments, whose differences cancel: the
-    interval is narrower than for a difference of two means.
+    Both are ``(n,)`` returns in the same environments. Differences between these
+    cancel, so the interval is narrower than for a difference of two means.
     """
     return bootstrap(np.subtract(clean, perturbed), seed=seed)

@@ -1,9 +1,8 @@
 """Normalized scores, 0 for the random policy and 1 for the scripted one.
 
-Methods are compared by them with a bootstrap over training seeds, then over episodes. A
-method was trained several times, with different seeds, and each run played several
-episodes. A claim about the method must hold for new training seeds. An interval
-therefore resamples runs with replacement, and within them episodes.
+They compare methods. Each was trained with several seeds, and each of its runs played
+several episodes. A claim about a method must hold for new training seeds, so an
+interval resamples runs with replacement, and episodes as well.
 """
 
 import zlib
@@ -16,17 +15,17 @@ import numpy as np
 from marl_pool.evaluation.results import CLEAN, TRANSFER, Result, SeverityAUC
 from marl_pool.evaluation.statistics.intervals import (
     Interval,
-    around,
     episode_resamples,
     interquartile_score,
+    percentile_interval,
     probability_of_improvement,
 )
 
 RANDOM, HEURISTIC = "random", "heuristic"
 RANKED_FROM = 5
-"""Least number of seeds of each method for a ranking."""
+"""Minimum number of seeds of each method for a ranking."""
 INTERVAL_FROM = 2
-"""Least number of seeds for an interval over seeds."""
+"""Minimum number of seeds for an interval over seeds."""
 
 Aggregate = Callable[[np.ndarray], np.ndarray]
 """Reduces scores ``(..., runs, conditions)`` to ``(...)``."""
@@ -45,10 +44,10 @@ def normalized(
     """Score returns: ``(mean - random) / (heuristic - random)``, with an interval.
 
     Raw returns cannot be compared between environments, and ratios of negative ones
-    mean nothing. The interval is over episodes, so for *this policy only*. All three
-    samples are resampled together, environment by environment, so that the interval
-    includes the error of the baselines. It is NaN if the scripted policy is not the
-    better one in some resample (`score_of`).
+    mean nothing. The interval is over episodes, so it holds for *this policy only*. All
+    three samples are resampled together, environment by environment, so that the
+    interval includes the error of the baselines. It is NaN if the scripted policy is
+    not the better one in some resample (`score_of`).
 
     Source: normalized scores of Agarwal et al. (2021,
     https://arxiv.org/abs/2108.13264), with a scripted policy in place of a human's
@@ -57,14 +56,15 @@ def normalized(
     Args:
         returns: ``(episodes,)`` in the environments of the baselines.
         baselines: returns in the unperturbed environments.
-        seed: of the bootstrap.
+        seed: seed of the bootstrap.
     """
     sample = np.stack([returns, *baselines], 1)
     score = float(score_of(sample.mean(0)))
     if len(sample) < 2:
-        return Interval(score, np.nan, np.nan)
-    # A resample enters a mean by the counts of its episodes alone.
-    return around(score, score_of(episode_resamples(len(sample), seed=seed) @ sample))
+        return Interval(score)
+    # The mean of a resample depends only on how often it has each episode.
+    weights = episode_resamples(len(sample), seed=seed)
+    return percentile_interval(score, score_of(weights @ sample))
 
 
 def score_of(means: np.ndarray) -> np.ndarray:
@@ -83,8 +83,8 @@ def scored(
 ) -> list[Result]:
     """Fill in the scores of rows whose environment has both baselines.
 
-    Several groups that learn have no scores: a baseline's return in one group depends
-    on the policy of another. ``returns`` are ``(rows, episodes)``.
+    Where several groups learn there are no scores, since a baseline's return in one
+    group depends on the policy of another. ``returns`` are ``(rows, episodes)``.
     """
     baselines = _baselines(results, returns)
     rows = []
@@ -101,7 +101,7 @@ def severity_aucs(
     results: Sequence[Result], returns: np.ndarray, *, seed: int = 0
 ) -> list[SeverityAUC]:
     """Average the score over the severities of each perturbation; see `scored`."""
-    # Sort the rows into clean and perturbed ones of each policy.
+    # Separate clean and perturbed rows of each policy.
     baselines = _baselines(results, returns)
     clean: dict[tuple[Any, ...], np.ndarray] = {}
     perturbed: dict[tuple[Any, ...], list[tuple[Result, np.ndarray]]] = {}
@@ -120,7 +120,7 @@ def severity_aucs(
         }
         # An AUC needs baselines and a result at every severity.
         severities = sorted(levels)
-        auc = Interval(np.nan, np.nan, np.nan)
+        auc = Interval(np.nan)
         pair = baselines.get(_env_key(first))
         if pair and not any(row.missing for row, _ in rows) and severities[-1] > 0:
             mean = mean_over([levels[severity] for severity in severities], severities)
@@ -135,7 +135,7 @@ def severity_aucs(
 def mean_over(levels: Sequence[np.ndarray], severities: Sequence[float]) -> np.ndarray:
     """Average ``(episodes,)`` returns over severity by the trapezoidal rule.
 
-    There are two or more severities, increasing.
+    There must be two or more severities, in increasing order.
     """
     area: np.ndarray = np.trapezoid(np.stack(levels), severities, axis=0)
     return area / (severities[-1] - severities[0])
@@ -173,7 +173,7 @@ class Scores:
     """Scores of one method.
 
     Attributes:
-        name: of the method; it seeds the resampling of its runs.
+        name: name of the method, which seeds the resampling of its runs.
         points: ``(runs, conditions)``, the mean over all episodes of each run.
         resamples: ``(resamples, runs, conditions)``, each with resampled episodes.
     """
@@ -188,10 +188,10 @@ class Scores:
         return len(self.points)
 
     def resampled(self) -> np.ndarray:
-        """``(resamples, runs, conditions)`` scores of resampled runs and episodes."""
+        """Resample runs as well: ``(resamples, runs, conditions)`` scores."""
         generator = np.random.default_rng(zlib.crc32(self.name.encode()))
         count = len(self.resamples)
-        # Each resample of the episodes meets a resample of the runs.
+        # Pair each resample of the episodes with a resample of the runs.
         indices = generator.integers(self.seeds, size=(count, self.seeds))
         return self.resamples[np.arange(count)[:, None], indices]
 
@@ -200,11 +200,11 @@ def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:
     """Score a method's runs, and again for each resample of the episodes.
 
     Args:
-        name: of the method.
+        name: name of the method.
         episodes: ``(runs, conditions, 3, episodes)`` returns of the run, the random
-            policy and the scripted one in the same environments. 0 and 1 in place of
-            the latter two leave returns unchanged.
-        weights: from `episode_resamples`.
+            policy and the scripted one in the same environments. With 0 and 1 in place
+            of the latter two, scores are returns.
+        weights: ``(resamples, episodes)`` from `episode_resamples`.
 
     Returns:
         Scores that are NaN where the scripted policy is not the better one (`score_of`)
@@ -226,43 +226,44 @@ def joined(scores: Iterable[Scores]) -> Scores:
 
 
 def mean_score(scores: np.ndarray) -> np.ndarray:
-    """Mean over runs and conditions, the last two axes."""
+    """Average over runs and conditions, the last two axes."""
     return np.mean(scores, (-2, -1))
 
 
 def over_seeds(scores: Scores, aggregate: Aggregate) -> Interval:
     """Aggregate a method's scores, with an interval over seeds and episodes.
 
-    Bounds are NaN below `INTERVAL_FROM` seeds, and if a resample has no score.
+    Bounds are NaN below `INTERVAL_FROM` seeds, or if a resample has no score.
     """
     value = float(aggregate(scores.points))
     if scores.seeds < INTERVAL_FROM:
-        return Interval(value, np.nan, np.nan)
-    return around(value, aggregate(scores.resampled()))
+        return Interval(value)
+    return percentile_interval(value, aggregate(scores.resampled()))
 
 
 def this_policy_only(scores: Scores, aggregate: Aggregate) -> Interval:
     """Aggregate a method's scores, with an interval over these runs' episodes only."""
-    return around(float(aggregate(scores.points)), aggregate(scores.resamples))
+    value = float(aggregate(scores.points))
+    return percentile_interval(value, aggregate(scores.resamples))
 
 
 def improvement(first: Scores, second: Scores) -> Interval:
-    """Probability that a run of the first method outscores one of the second.
+    """Estimate the probability that a run of one method outscores one of another.
 
     Bounds are NaN if either has fewer than `INTERVAL_FROM` seeds, or a resample has no
     score.
     """
     value = float(probability_of_improvement(first.points, second.points))
     if min(first.seeds, second.seeds) < INTERVAL_FROM:
-        return Interval(value, np.nan, np.nan)
+        return Interval(value)
     resampled = probability_of_improvement(first.resampled(), second.resampled())
-    return around(value, resampled)
+    return percentile_interval(value, resampled)
 
 
 class Ranking(NamedTuple):
     """Names and interquartile means of methods, best first.
 
-    ``refusal`` is the reason why they are not ordered; empty if they are.
+    ``refusal`` says why they are not ranked; empty if they are.
     """
 
     places: list[tuple[str, Interval]]
@@ -270,10 +271,10 @@ class Ranking(NamedTuple):
 
 
 def rank(methods: Mapping[str, Scores]) -> Ranking:
-    """Order methods by their interquartile mean over seeds and conditions.
+    """Rank methods by their interquartile mean over seeds and conditions.
 
-    All scores are under the same conditions. Below `RANKED_FROM` seeds of any method
-    they stay in the order given.
+    All scores must be under the same conditions. If any method has fewer than
+    `RANKED_FROM` seeds, the methods keep their order.
     """
     places = [
         (name, over_seeds(scores, interquartile_score))
@@ -283,5 +284,5 @@ def rank(methods: Mapping[str, Scores]) -> Ranking:
     if fewest >= RANKED_FROM:
         return Ranking(sorted(places, key=lambda place: -place[1].value))
     seeds = "1 seed" if fewest == 1 else f"{fewest} seeds"
-    reason = f"{seeds} of a method, and an order is given from {RANKED_FROM} on"
+    reason = f"a method has only {seeds}, and a ranking needs {RANKED_FROM}"
     return Ranking(places, f"Not ranked: {reason}.")

@@ -1,4 +1,4 @@
-"""Frames of a video: captions and grids of them, and the files that they become."""
+"""Frames of a video: their captions, grids of frames, and video files."""
 
 import errno
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -20,19 +20,19 @@ GAP = 6
 CODECS = {".webm": "VP80", ".mp4": "vp09"}
 """Codecs that OpenCV's wheels write and browsers play; the wheels lack H.264.
 
-MP4 has no VP8, which takes a fifth of VP9's time here, for files a third larger.
+VP8, which MP4 cannot hold, takes a fifth of VP9's time, for files a third larger.
 """
 QUALITY = 60
-"""Of WebP, from 0 to 100; text stays legible."""
+"""WebP quality, from 0 to 100; text stays legible."""
 
 
 class Caption(NamedTuple):
-    """Contents of the margin below a frame; all frames of a video have equal rows."""
+    """Content of the margin below a frame, equally high in all frames of a video."""
 
     lines: Sequence[str]
     """ASCII text, the only characters of OpenCV's fonts."""
     word: str = ""
-    """What the marks in the legend mean: the participle of a `Perception`."""
+    """What happened to marked tokens: the participle of a `Perception`."""
     legend: Collection[Mark] = ()
     """Marks to explain."""
     legend_rows: int = 0
@@ -51,11 +51,10 @@ def with_caption(image: np.ndarray, caption: Caption) -> np.ndarray:
     """
     height, width = image.shape[:2]
     line = _line(width)
-    # A row of tokens in two lines, text and legend, and what hangs below a baseline.
+    # Two lines for the row of tokens, then text and legend, and room for descenders.
     low = height + (2 + len(caption.lines) + caption.legend_rows) * line + line // 2
     framed = np.full((low + low % 2, width + width % 2, 3), PAPER, np.uint8)
     framed[:height, :width] = image
-    # The row of tokens, then text, then the legend.
     if caption.perception is not None:
         below = framed[:, :width]
         top = height + line // 2
@@ -73,14 +72,14 @@ def with_steps(images: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
     """Write the number of the step above each image, once for a whole grid."""
     for step, image in enumerate(images):
         line = _line(min(image.shape[1], 560))
-        height = 2 * (line * 3 // 4)  # even, as the image's
+        height = 2 * (line * 3 // 4)  # even, like the image's
         header = np.full((height, *image.shape[1:]), PAPER, np.uint8)
         write(header, f"step {step}", (line // 2, line), line)
         yield np.concatenate((header, image))
 
 
 def _line(width: int) -> int:
-    """Return the height of a line of text below an image of a width."""
+    """Return the height of a line of text below an image of this width."""
     return max(12, width // 28)
 
 
@@ -112,8 +111,8 @@ def _write_fitting(image: np.ndarray, text: str, at: tuple[int, int], line: int)
 def grid_frames(grid: Sequence[Sequence[Iterator[np.ndarray]]]) -> Iterator[np.ndarray]:
     """Advance all episodes of a grid until the last one ends.
 
-    An episode that has ended keeps its last frame. All rows are of equal length, and
-    all frames of one size.
+    An episode that has ended keeps its last frame. All rows have the same length, and
+    all frames the same size.
 
     Yields:
         Images ``(height, width, 3)`` uint8, each the whole grid.
@@ -121,7 +120,7 @@ def grid_frames(grid: Sequence[Sequence[Iterator[np.ndarray]]]) -> Iterator[np.n
     columns = len(grid[0])
     images: Sequence[np.ndarray] = ()
     for frames in zip_longest(*(episode for row in grid for episode in row)):
-        # Exhausted episodes yield None, and keep their last frame.
+        # Finished episodes yield None, and keep their last frame.
         images = [
             last if new is None else new
             for new, last in zip(frames, images or frames, strict=True)
@@ -140,7 +139,7 @@ def _concatenate(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
 
 
 def write_frames(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
-    """Write a video file, which appears when it is complete.
+    """Write a video file, which appears once it is complete.
 
     OpenCV writes ``.webm`` and ``.mp4`` frame by frame; Pillow, which Matplotlib
     installs, writes ``.gif`` and ``.webp`` from memory, and they repeat forever.
@@ -186,13 +185,17 @@ def _write_video(
             "install opencv-python-headless"
         )
     count = 0
+    # On a full disk it warns at every frame.
+    logging = cv2.utils.logging
+    level = logging.setLogLevel(logging.LOG_LEVEL_ERROR)
     try:
         for image in chain((first,), later_frames):
             video.write(image[..., ::-1])  # OpenCV expects blue first
             count += 1
     finally:
         video.release()
-    # OpenCV tells nobody that a disk is full.
+        logging.setLogLevel(level)
+    # OpenCV does not report a full disk.
     with silenced():
         written = cv2.VideoCapture(str(path))
         is_whole = all(written.grab() for _ in range(count))

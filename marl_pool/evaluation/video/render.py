@@ -30,7 +30,7 @@ from marl_pool.files.atomic import make_folder
 from marl_pool.files.hub import HubFolder, is_hub
 from marl_pool.options.types import Options
 from marl_pool.perturbations.perception import Mark, Perception
-from marl_pool.policies.base import Policy, SpecifiedPolicy, State
+from marl_pool.policies.base import Policy, State, head_name
 from marl_pool.pretrained import PREFIX
 from marl_pool.rollout import Rollout, Transition
 from marl_pool.tokens import SELF_TYPE, Tokens, identity_origin
@@ -49,7 +49,7 @@ Head = str | int
 def attention_of(
     policy: Policy, tokens: Tokens, *, head: Head = "mean", memory: State = ()
 ) -> Tensor | None:
-    """Compute the first agent's attention weights of the tokens it perceives, ``(M,)``.
+    """Compute the first agent's attention weights over its perceived tokens, ``(M,)``.
 
     The tokens are of one environment, and ``memory`` is the recurrent state of the
     policy. None if its pooling head has no attention weights.
@@ -90,14 +90,14 @@ def episode_frames(
         rollout: rollout of one environment.
         source: name of the policy.
         text: caption of all frames.
-        head: attention head to draw, or None for none.
+        head: attention head to draw, or None to draw no attention.
         size: width of a frame in pixels; the caption adds to its height.
         top: number of most attended patches to outline; 0 draws tints instead.
         group: group whose first agent's return and attention are shown, or None for
             the first group.
         steps: write the number of the step.
-        legend_rows: lines reserved for the legend of marks, or None for `LEGEND_ROWS`
-            with a perturbation and no line without one.
+        legend_rows: lines reserved for the legend of marks; None is `LEGEND_ROWS` with
+            a perturbation and 0 without one.
 
     Yields:
         ``(height, width, 3)`` uint8 RGB.
@@ -109,7 +109,7 @@ def episode_frames(
         legend_rows = LEGEND_ROWS if rollout.perturbation is not None else 0
     # Marks stay in the legend once they have occurred.
     legend: set[Mark] = set()
-    title = " ".join(filter(None, (source, f"({head_of(policy)})")))
+    title = " ".join(filter(None, (source, f"({head_name(policy)})")))
 
     def draw(
         perceived: Perception | None,
@@ -161,19 +161,12 @@ def episode_frames(
         change = _action_change(rollout, transition, group)
         selected = _selected(rollout, transition, group)
         if selected is not None and perceived.true.padding[selected]:
-            selected = None  # such as by an agent that is absent
+            selected = None  # such as the choice of an absent agent
         yield draw(perceived, weights, change, selected)
         # A transition holds the environment after its step.
         prev_env, step = first_env(transition.env), step + 1
         total += float(transition.step.rewards[group][0, 0])
     yield draw(None, None)
-
-
-def head_of(policy: Policy) -> str:
-    """Return the name of a policy's pooling head, or of its class without one."""
-    config = policy.config if isinstance(policy, SpecifiedPolicy) else {}
-    name: str = (config.get("pooling") or {}).get("name", type(policy).__name__)
-    return name.rpartition(":")[2]
 
 
 def _perceive(
@@ -190,7 +183,7 @@ def _perceive(
 
 
 def _action_change(rollout: Rollout, transition: Transition, group: str) -> str:
-    """Return in words how the first agent's action was changed; empty if it was not."""
+    """Describe how the first agent's action was changed; empty if it was not."""
     action = rollout.policies[group].scale(transition.decisions[group].action)[0, 0]
     executed = transition.executed[group][0, 0]
     if executed.equal(action):
@@ -214,7 +207,7 @@ def outline_top(
 ) -> np.ndarray:
     """Outline the ``top`` most attended patches in a frame of an environment.
 
-    Its tokens are patches, with attention weights ``(N,)``.
+    ``weights`` are the attention weights of all patches, ``(N,)``.
     """
     assert env.patch_grid is not None
     most = weights.topk(min(top, len(weights))).indices
@@ -232,17 +225,17 @@ def render_run(
     """Write a video of a run's policy to the run's ``videos/``, and return its path.
 
     Its episodes are the first ones of `evaluate_run` at the same seed. A perturbation
-    is ``{"name": …, **options}``; None or the name "none" for none. Other arguments are
-    as in `target_from_run`.
+    is ``{"name": …, **options}``; None, or the name "none", leaves episodes clean.
+    Other arguments are as in `target_from_run`.
 
     Raises:
         InputError: a run without such a policy, a wrong perturbation or attention
-            head, tokens that are no patches to outline, an environment that cannot be
-            drawn, or no OpenCV.
+            head, patches to outline where tokens are not patches, an environment that
+            cannot be drawn, or no OpenCV.
     """
     target = load_target(run, settings, env=env, plugins=plugins)
     path = run.new_video_path(video_name(perturbation), f".{settings.format}")
-    # A run that was made to hold a policy has the policy's name.
+    # A run that was created to hold a policy goes by the policy's name.
     source = str(run.config.get("policy_from") or "").removeprefix(PREFIX)
     hub_name = HubFolder.parse(source).name if is_hub(source) else ""
     name = hub_name or Path(source).name or run.path.name
@@ -273,11 +266,10 @@ def load_target(
     """Load the policies of a run; arguments and errors as in `render_run`."""
     with computing(settings.threads, settings.kernels, device=settings.device):
         target = target_from_run(run, settings, env=env, plugins=plugins)
-    # Outlines need patches of an image.
     if settings.top_patches and target.describe().patch_grid is None:
         raise InputError(
             f"top_patches: expected 0 for the env {target.env['name']}, whose "
-            f"tokens are no patches, got {settings.top_patches}"
+            f"tokens are not patches, got {settings.top_patches}"
         )
     return target
 
@@ -294,7 +286,7 @@ def write_video(
     settings: RenderSettings,
     perturbation: Mapping[str, Any] | None,
 ) -> None:
-    """Write a video with a column for each target, and episodes as rows.
+    """Write a video with a column for each target and a row for each episode.
 
     The names of the targets are shown in their frames.
     """

@@ -3,4 +3,4 @@
 from marl_pool.options.plugins import Registry
 
 TEACHERS = Registry[str]("teacher", {})
-"""Teachers that are no policies, by short name."""
+"""Teachers that are not policies, by short name."""

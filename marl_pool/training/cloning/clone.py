@@ -23,7 +23,7 @@ from marl_pool.rollout import Rollout
 from marl_pool.runs.run import LOSS, RETURN, Run, iteration_of
 from marl_pool.training.cloning.dataset import FOLDER, CloneDataset
 from marl_pool.training.cloning.learner import (
-    NOTHING,
+    ZERO_SCORE,
     Learner,
     Score,
     make_auxiliary_head,
@@ -58,7 +58,7 @@ def clone(
         InputError: incompatible parts of the configuration, a teacher that cannot act
             in the environment, or no trajectories to learn from.
         StoppedError: the loss was not finite, or the disk is full; the last good
-            checkpoint stays.
+            checkpoint remains.
     """
     plain = with_absolute_folders(config)
     run_config = CloneConfig.from_plain(plain)
@@ -82,8 +82,8 @@ def _validate(config: CloneConfig) -> None:
     if perturbation.name != "none" and _acts(perturbation.name):
         fitting = [name for name in PERTURBATIONS if not _acts(name)]
         raise InputError(
-            f"perturbation: expected one of the tokens, {', '.join(fitting)}, since "
-            f"nothing acts on samples, got {perturbation.name}"
+            f"perturbation: expected a perturbation of tokens ({', '.join(fitting)}), "
+            f"since learning from samples executes no actions, got {perturbation.name}"
         )
     validate_no_ramp(perturbation, "samples are learned from in any order")
     for key in ("onset", "end", "agents", "groups"):
@@ -116,8 +116,8 @@ class CloningMethod(TrainingMethod):
 
     Source: Ross, Gordon and Bagnell, A reduction of imitation learning and structured
     prediction to no-regret online learning (2011), https://arxiv.org/abs/1011.0686,
-    in its version without a parameter, :math:`\beta_i = I(i = 0)`. Here training
-    continues from the last weights, in place of a new fit each round.
+    in its parameter-free version, :math:`\beta_i = I(i = 0)`. Here training continues
+    from the last weights instead of starting anew in each round.
     """
 
     unit = "batches"
@@ -131,7 +131,7 @@ class CloningMethod(TrainingMethod):
         groups = describe_env(config.env).groups
         saved = checkpoint and checkpoint / "policy"
         self.roles = build_roles(config, groups, run.path / TEACHER, saved)
-        # Some options need the teacher's logits; these values do without.
+        # Some options need the teacher's logits, except with these values.
         teacher = self.roles.teacher
         plain = {"soft": "false", "margin_weighting": "null", "expected_regret": "0"}
         for key, value in plain.items():
@@ -146,7 +146,7 @@ class CloningMethod(TrainingMethod):
         if self.student.actions.selects and config.perturbation.name != "none":
             raise InputError(
                 "perturbation: expected none where actions select tokens, since labels "
-                f"count the tokens as they were, got {config.perturbation.name}"
+                f"number the unperturbed tokens, got {config.perturbation.name}"
             )
         memory = self.student.initial_memory(1, group.tokens.num_tokens)
         self.whole = bool(tree_leaves(memory))
@@ -202,8 +202,8 @@ class CloningMethod(TrainingMethod):
                     augmentation=self.augmentation,
                     whole=self.whole,
                 )
-                self.train = sample(self.dataset.sides["train"])
-                self.validation = sample(self.dataset.sides["validation"])
+                self.train = sample(self.dataset.splits["train"])
+                self.validation = sample(self.dataset.splits["validation"])
                 yield
 
     def _keep_teacher(self) -> None:
@@ -251,7 +251,7 @@ class CloningMethod(TrainingMethod):
 
     def _learn(self) -> Score:
         """Train for one iteration, at most to the end of the round."""
-        first, score = self.settings.round_start(self.round), NOTHING
+        first, score = self.settings.round_start(self.round), ZERO_SCORE
         for _ in range(min(self.settings.iteration_batches, self.end - self.batch)):
             batch = self.train.batch(self.batch - first, self.batch)
             lr = self.settings.lr_at(self.batch, self.total)
@@ -263,7 +263,7 @@ class CloningMethod(TrainingMethod):
         return score
 
     def _measure(self) -> Score:
-        measured = NOTHING
+        measured = ZERO_SCORE
         for batch in self.validation.all(self.settings.validation_steps):
             score = self.learner.measure(batch.to(self.config.device))
             measured = measured.plus(score)
@@ -271,7 +271,7 @@ class CloningMethod(TrainingMethod):
         return measured
 
     def _means(self, prefix: str, score: Score) -> dict[str, float]:
-        """Return the means over steps by name, with a prefix."""
+        """Return the means over steps, by prefixed name."""
         sums = {"loss": score.loss}
         if self.student.actions.discrete:
             sums["accuracy"] = score.right
@@ -307,8 +307,8 @@ class CloningMethod(TrainingMethod):
 
     @override
     def accept(self, score: float) -> bool:
-        # Losses of different rounds are not comparable: each round adds harder
-        # validation trajectories. Accept the first checkpoint of a new round.
+        # Losses of different rounds are not comparable, because each round adds harder
+        # validation trajectories: accept the first checkpoint of a new round.
         newer = self.settings.select == "loss" and self.round > self.best_round
         if better := newer or super().accept(score):
             self.best_round = self.round

@@ -1,8 +1,8 @@
 """Dataset of a cloning run: the trajectories of all rounds, collected or read.
 
-Each round has a folder with safetensors of its trajectories, ``about.json``, which
-describes it, and ``manifest.json`` with the checksums. The teacher plays in round 0,
-the student in later rounds.
+Each round has a folder with safetensors of its trajectories, its description in
+``about.json`` and checksums in ``manifest.json``. The teacher plays in round 0, the
+student in later rounds.
 """
 
 import sys
@@ -40,9 +40,9 @@ from marl_pool.version import __version__
 FOLDER, ABOUT = "trajectories", "about.json"
 FORMAT = 2
 NUMBERS, TABLE = "features", "table"
-SIDES = ("train", "validation")
-Sides = dict[str, Trajectories]
-"""Trajectories by the names in `SIDES`: to learn from, and held out."""
+SPLITS = ("train", "validation")
+Splits = dict[str, Trajectories]
+"""Trajectories by the names in `SPLITS`."""
 
 
 def round_path(folder: Path, number: int) -> Path:
@@ -51,33 +51,32 @@ def round_path(folder: Path, number: int) -> Path:
 
 
 def save_round(
-    path: Path, sides: Sides, description: dict[str, Any], rows: RowTable | None
+    path: Path, splits: Splits, description: dict[str, Any], rows: RowTable | None
 ) -> None:
     """Write a round atomically; ``rows`` is None unless features are uint8."""
     description = {
         "format": FORMAT,
         "package_version": __version__,
         **description,
-        "digests": {name: list(side.digests) for name, side in sides.items()},
+        "digests": {name: list(split.digests) for name, split in splits.items()},
     }
-    # Write the files into a new folder, which takes its name when it is complete.
     with new_folder(path) as folder:
-        for name, side in sides.items():
+        for name, split in splits.items():
             tensors = {
-                **side.steps,
-                **{part: getattr(side, part) for part in PER_TRAJECTORY},
+                **split.steps,
+                **{part: getattr(split, part) for part in PER_TRAJECTORY},
             }
             # Store only the rows in use, and renumber them.
             if rows is not None:
-                tensors[TABLE], numbers = rows.select(side.steps[NUMBERS])
+                tensors[TABLE], numbers = rows.select(split.steps[NUMBERS])
                 tensors[NUMBERS] = numbers.int()
             write_tensors(tensors, folder / f"{name}.safetensors")
         write_json(folder / ABOUT, description, indent=1)
         write_manifest(folder)
 
 
-def load_round(path: Path, rows: RowTable | None) -> Sides:
-    """Read a round that `save_round` wrote; extend the table ``rows``.
+def load_round(path: Path, rows: RowTable | None) -> Splits:
+    """Read a round that `save_round` wrote, and extend the table ``rows``.
 
     Raises:
         InputError: missing or damaged files, or another format.
@@ -89,7 +88,7 @@ def load_round(path: Path, rows: RowTable | None) -> Sides:
             name: _read(
                 path / f"{name}.safetensors", description["digests"][name], rows
             )
-            for name in SIDES
+            for name in SPLITS
         }
     except InputError as error:
         raise InputError(f"trajectories: {error}") from error
@@ -121,7 +120,7 @@ def read_about(path: Path) -> dict[str, Any]:
 def _read(file: Path, digests: list[str], rows: RowTable | None) -> Trajectories:
     tensors = load_file(file)
     steps = {name: tensors[name] for name in STEP_PARTS if name in tensors}
-    # Add the rows to the run's table, and replace their numbers by those in it.
+    # Add the rows to the run's table, and renumber them accordingly.
     if TABLE in tensors:
         assert rows is not None
         numbers = rows.number(tensors[TABLE])
@@ -136,7 +135,7 @@ class CloneDataset:
 
     Attributes:
         rows: table of distinct features; None unless features are uint8.
-        sides: trajectories of all rounds so far.
+        splits: trajectories of all rounds so far.
     """
 
     def __init__(
@@ -150,16 +149,16 @@ class CloneDataset:
         self.folder, self.augmentation = folder, augmentation
         group = describe_env(config.env).groups[roles.group]
         # Number the distinct rows of byte features: screens repeat them often.
-        bytes_ = group.tokens.dtype == "uint8"
-        self.rows = RowTable(group.tokens.num_features) if bytes_ else None
-        self.sides: Sides = {}
+        is_bytes = group.tokens.dtype == "uint8"
+        self.rows = RowTable(group.tokens.num_features) if is_bytes else None
+        self.splits: Splits = {}
         self._games: dict[str, BehaviourPolicy] = {}
         validate_env_change(config.env, self.settings.rollout_env, "clone.rollout_env")
 
     def make_env(self, first: int, count: int, student: bool = False) -> BatchedEnv:
         """Make ``count`` environments, numbered from ``first`` on.
 
-        With ``student``, ``rollout_env`` is applied, for play by the student.
+        With ``student``, they are for play by the student: ``rollout_env`` is applied.
         """
         config = self.config
         return make_batched_env(
@@ -176,9 +175,9 @@ class CloneDataset:
         Args:
             number: number of the round; the teacher plays in round 0.
             student: policy that plays in the later rounds.
-            learned: batches that it has learned from so far. Trajectories saved after
-                another number of batches are collected again. None if the round
-                began before the run was resumed: read what was saved.
+            learned: batches that the student has learned from so far. Trajectories
+                saved after another number of batches are collected again. None if the
+                round began before the run was resumed: read the saved ones.
 
         Raises:
             InputError: damaged trajectories, or none that is long enough.
@@ -186,26 +185,27 @@ class CloneDataset:
         path = round_path(self.folder, number)
         # Read the round of a resumed run, unless its student has changed since.
         if path.is_dir() and learned in (None, read_about(path).get("learned")):
-            sides = load_round(path, self.rows)
+            splits = load_round(path, self.rows)
         else:
-            sides, description = self._collect(number, student, learned or 0)
-            save_round(path, sides, description, self.rows)
+            splits, description = self._collect(number, student, learned or 0)
+            save_round(path, splits, description, self.rows)
         # Aggregate it with all earlier rounds, as DAgger does.
-        self.sides = {name: join([self.sides.get(name), sides[name]]) for name in SIDES}
+        self.splits = {
+            name: join([self.splits.get(name), splits[name]]) for name in SPLITS
+        }
 
     def _collect(
         self, number: int, student: SequencePolicy, learned: int
-    ) -> tuple[Sides, dict[str, Any]]:
+    ) -> tuple[Splits, dict[str, Any]]:
         settings = self.settings
-        # Round 0 is the teacher's; each later round has new environments.
+        # The teacher plays in round 0; each later round has new environments.
         episodes = settings.round_episodes if number else settings.episodes
         first = settings.episodes + (number - 1) * episodes if number else 0
-        # Play in the environments of validation, then in the ones of training.
+        # Play in the validation environments, then in the training environments.
         play = partial(self._play, number, student)
         held_out = settings.validation_episodes
         validation = play(VALIDATION_ENVS, held_out, "validation")
         train = play(first, episodes, "train")
-        # Describe the round in the file that is saved with it.
         description = {
             "round": number,
             "learned": learned,
@@ -217,16 +217,16 @@ class CloneDataset:
         # Drop the teacher's short trajectories, but none of the student's.
         if not number:
             validation, train = self._long(validation), self._long(train)
-        # Drop duplicates, so that no trajectory is on both sides.
+        # Drop duplicates, so that no trajectory is in both splits.
         validation = validation.without_duplicates()
-        earlier_sides = (validation, *self.sides.values())
-        known_digests = [digest for side in earlier_sides for digest in side.digests]
+        earlier = (validation, *self.splits.values())
+        known_digests = [digest for split in earlier for digest in split.digests]
         kept = train.without_duplicates(known_digests)
         if not len(kept) and not number:
             raise InputError(
-                f"env: all {len(train)} training trajectories are validation "
-                "trajectories, too: expected an environment with more initial states, "
-                "or fewer clone.validation_episodes"
+                f"env: all {len(train)} training trajectories are also validation "
+                "trajectories: expected an environment with more initial states, or "
+                "fewer clone.validation_episodes"
             )
         print(
             f"round {number}: {len(kept)} trajectories to learn from, "
@@ -251,7 +251,7 @@ class CloneDataset:
                 self.augmentation.build() if by_student else None,
             )
 
-        # Continue the games of the last round, if rounds have a number of steps.
+        # Continue the games of the last round if rounds have a fixed number of steps.
         if by_student and settings.round_steps is not None:
             if name not in self._games:
                 self._games[name] = build(first, episodes)

@@ -1,4 +1,4 @@
-"""The student, its losses of imitation and its gradient steps."""
+"""The student, its imitation losses and its gradient steps."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +42,7 @@ def make_student(config: CloneConfig, group: AgentGroup) -> SequencePolicy:
     """Build the policy that learns.
 
     Raises:
-        InputError: an invalid option, a class that is no `SequencePolicy`, or a state
+        InputError: an invalid option, a class other than a `SequencePolicy`, or a state
             that no file of tensors can hold.
     """
     seed, policy = config.seed, config.policy
@@ -62,7 +62,7 @@ class Score(NamedTuple):
     loss: Tensor
     """Sum of losses."""
     right: Tensor
-    """Number of steps in which both choose the same; 0 for a box."""
+    """Number of steps in which both choose the same action; 0 for a box."""
     auxiliary_error: Tensor
     """Sum of the auxiliary head's squared errors; 0 without a head."""
     steps: int
@@ -74,7 +74,7 @@ class Score(NamedTuple):
         return Score(*(first + second for first, second in pairs))
 
 
-NOTHING = Score(torch.zeros(()), torch.zeros(()), torch.zeros(()), 0)
+ZERO_SCORE = Score(torch.zeros(()), torch.zeros(()), torch.zeros(()), 0)
 
 
 def losses(
@@ -82,10 +82,10 @@ def losses(
 ) -> Tensor:
     r"""Compute losses ``(B, T)``, zero at steps that are not valid.
 
-    Where the action is not one choice, the loss is the negative log-likelihood of the
-    teacher's action if the student has a distribution; if it is deterministic, the
-    squared error of a box, averaged over the action's components, to which the
-    cross-entropies of choices are added. For one choice the loss is
+    If the action is not a single choice, the loss is the negative log-likelihood of the
+    teacher's action if the student has a distribution; if it is deterministic, it is
+    the squared error of a box, averaged over the action's components, plus the
+    cross-entropies of choices. For a single choice the loss is
 
     .. math:: w\, H(p, \pi) + \rho \sum_a \pi(a) (\max_b q_b - q_a)
 
@@ -108,7 +108,6 @@ def losses(
         if outputs.shape[-1] == actions.num_logits:
             step_losses = -log_prob(actions, outputs, batch.label)
         else:
-            # The numbers of a box themselves: mean squared error.
             numbers = batch.label[..., len(actions.choices) :]
             errors = outputs[..., actions.num_options :] - numbers
             step_losses = errors.square().mean(-1)
@@ -128,7 +127,7 @@ def losses(
         assert batch.logits is not None
         regret = batch.logits.amax(-1, keepdim=True) - batch.logits
         if batch.tokens.action_mask is not None:
-            # The student cannot choose what is not allowed either.
+            # The student cannot choose disallowed options either.
             regret = regret.masked_fill(~batch.tokens.action_mask, 0.0)
         if settings.margin_weighting is not None:
             margin = regret.amax(-1) / settings.margin_weighting
@@ -141,23 +140,23 @@ def losses(
 class AuxiliaryHead(nn.Module):
     """Predict the teacher's K privileged targets from the student's hidden layer.
 
-    A linear layer, trained along with the student and dropped afterwards. It makes the
-    student represent the state that the teacher's actions depend on, which the actions
-    alone reveal slowly.
+    The linear layer is trained along with the student and dropped afterwards. It makes
+    the student represent the state on which the teacher's actions depend, which the
+    actions alone reveal slowly.
 
-    Source: auxiliary targets known in training only, as in Lample and Chaplot, Playing
+    Source: auxiliary targets known only in training, as in Lample and Chaplot, Playing
     FPS games with deep reinforcement learning (2017), section 3.2,
     https://arxiv.org/abs/1609.05521.
     """
 
     def __init__(self, width: int, count: int, seed: int | None = None) -> None:
         super().__init__()
-        with seeded(seed, "hints"):  # the name of a random stream: another changes it
+        with seeded(seed, "hints"):  # another name would change the random stream
             self.linear = nn.Linear(width, count)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map hidden layers ``(B, T, H)`` to predictions ``(B, T, K)``."""
-        # Full precision: bfloat16 would move a position by a pixel.
+        # In full precision: bfloat16 would move a position by a pixel.
         predicted: Tensor = self.linear(hidden.to(self.linear.weight.dtype))
         return predicted
 
@@ -165,7 +164,7 @@ class AuxiliaryHead(nn.Module):
 def make_auxiliary_head(
     config: CloneConfig, student: SequencePolicy, targets: Sequence[str]
 ) -> AuxiliaryHead | None:
-    """Build the head for the teacher's privileged targets, if the config asks.
+    """Build the head for the teacher's privileged targets, if configured.
 
     Raises:
         InputError: a student without a hidden layer, or a teacher without targets.
@@ -175,8 +174,8 @@ def make_auxiliary_head(
         return None
     if not isinstance(student, Agent) or not student.hidden_dim:
         raise InputError(
-            f"clone.auxiliary: expected 0 with policy={config.policy.name},"
-            f" which exposes no hidden layer, got {weight:g}"
+            f"clone.auxiliary: expected 0 with policy={config.policy.name}, "
+            f"which exposes no hidden layer, got {weight:g}"
         )
     if not targets:
         raise InputError(
@@ -190,7 +189,7 @@ def make_auxiliary_head(
 def auxiliary_errors(predicted: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
     """Compute squared errors ``(B, T)`` of predictions ``(B, T, K)``, averaged over K.
 
-    Unknown targets, which are NaN, and steps that are not valid have no error.
+    Unknown targets (NaN) and steps that are not valid have error 0.
     """
     unknown = targets.isnan()
     # Replace NaN before the square: masking afterwards leaves a NaN gradient.
@@ -226,7 +225,7 @@ class Learner:
 
     def learn(self, batch: SequenceBatch, lr: float) -> Score:
         """Take a gradient step, or one for each window of ``truncate`` steps."""
-        total, memory = NOTHING, None
+        total, memory = ZERO_SCORE, None
         for window in batch.windows(self.settings.truncate):
             score, memory = self._score(window, memory)
             if not score.steps:
@@ -252,7 +251,7 @@ class Learner:
         write_parts({"adam": moments(self.optimizer), **weights}, folder / FILE)
 
     def restore(self, folder: Path) -> None:
-        """Restore what a learner of the same options has saved."""
+        """Restore what a learner with the same options saved."""
         parts = read_parts(folder / FILE)
         for name, module in self.modules.items():
             module.load_state_dict(parts[name])
@@ -261,12 +260,11 @@ class Learner:
     def _score(
         self, batch: SequenceBatch, memory: Memory | None
     ) -> tuple[Score, Memory]:
-        # Start with an empty memory, unless an earlier window is continued.
         if memory is None:
             memory = self.student.initial_memory(
                 len(batch.valid), batch.tokens.num_tokens
             )
-        # Read the sequences; only an auxiliary head needs the hidden layer.
+        # Unroll the sequences; only an auxiliary head needs the hidden layer.
         tokens, prev_action = batch.tokens, batch.prev_action
         device, mixed = tokens.features.device.type, self.settings.bfloat16
         with torch.autocast(device, torch.bfloat16, enabled=mixed):
@@ -284,7 +282,6 @@ class Learner:
         outputs = mask_logits(outputs.float(), self.student.options(tokens))
         step_losses = losses(outputs, batch, self.settings, actions)
         right = auxiliary_error = step_losses.new_zeros(())
-        # Accuracy is defined for discrete actions alone.
         if actions.discrete:
             right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()
         if self.auxiliary_head is not None:

@@ -29,13 +29,13 @@ class SequenceBatch(NamedTuple):
     """B sequences of at most T steps; T = 1 for an agent without memory."""
 
     tokens: Tokens
-    """Of batch ``(B, T)``, with the options that were allowed."""
+    """Batch ``(B, T)``, with the action masks."""
     prev_action: Tensor
-    """``(B, T, A)``, previous actions as vectors of `ActionSpec.to_vectors`."""
+    """``(B, T, A)``, previous actions as vectors; see `ActionSpec.to_vectors`."""
     label: Tensor
     """The teacher's actions ``(B, T, …)``; see `ActionSpec`."""
     logits: Tensor | None
-    """``(B, T, n)``, the teacher's logits; None without any."""
+    """``(B, T, n)``, the teacher's logits, if any."""
     valid: Tensor
     """``(B, T)`` bool, False beyond a sequence's end and in its burn-in."""
     privileged_targets: Tensor | None = None
@@ -46,7 +46,7 @@ class SequenceBatch(NamedTuple):
         return tree_map_only(Tensor, lambda part: part.to(device), self)
 
     def windows(self, length: int | None) -> Iterator["SequenceBatch"]:
-        """Cut along time into windows of ``length`` steps, or None for only one."""
+        """Cut along time into windows of ``length`` steps; None gives a single one."""
         steps = self.valid.shape[1]
         for start in range(0, steps, length or steps):
             window = slice(None), slice(start, start + (length or steps))
@@ -55,17 +55,17 @@ class SequenceBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random perturbation of training samples, resampled each time they are used.
+    """Random perturbation of training samples, drawn anew each time they are used.
 
-    All numbers depend on the seed and on ``turn``, the count of batches so far, so
-    that a resumed run repeats them.
+    All random numbers depend on the seed and on ``turn``, the number of batches so far,
+    so that a resumed run repeats them.
     """
 
     spec: TokenSpec
     perturbation: Options
-    """``{"name": …, **options}``; ``none`` leaves tokens as they are."""
+    """``{"name": …, **options}``; ``none`` leaves tokens unchanged."""
     settings: CloneSettings
-    """Noise on previous actions."""
+    """Noise on previous actions, and settings of the `Sampler`."""
     seed: int = 0
 
     def build(self) -> Perturbation | None:
@@ -104,15 +104,14 @@ class Augmentation:
         if not noise:
             return prev_action
         batch, steps, width = prev_action.shape
-        # Derive the random numbers from the turn, so that a resumed run repeats them.
-        # A step has more of them than it uses: their count belongs to the stream.
+        # A step draws more numbers than it uses: another count would change the stream.
         keys = self.keys(batch, turn, PREV_ACTION)
         count = width + 2 * max(1, len(actions.choices))
         numbers = uniform(keys, steps * count).view(batch, steps, -1)
         errors = torch.special.ndtri(numbers[..., : len(actions.low)]).to(prev_action)
         if not actions.sizes:
             return prev_action + noise * errors
-        # An episode's start, with all zeros, stays one.
+        # An episode's start, all zeros, is left unchanged.
         present = prev_action.any(-1, keepdim=True)
         choices, box = prev_action.tensor_split([actions.num_options], -1)
         pairs = numbers[..., len(actions.low) :].split(2, -1)
@@ -128,7 +127,7 @@ class Augmentation:
 
 
 def chunks(trajectories: Trajectories, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut trajectories into chunks of ``length`` steps; their last ones may be shorter.
+    """Cut trajectories into chunks of ``length`` steps; the last may be shorter.
 
     Returns:
         Starts and lengths of the chunks, and a mask of those that begin an episode.
@@ -185,7 +184,7 @@ class Sampler:
     def batch(self, number: int, turn: int) -> SequenceBatch:
         """Return batch ``number`` of this sampler, augmented for ``turn``."""
         epoch, place = divmod(number, self.per_epoch)
-        # Shuffle once an epoch, with a seed from the epoch: a resume repeats it.
+        # Shuffle once an epoch, seeded by the epoch, so that a resumed run repeats it.
         if epoch != self._epoch:
             key = self.augmentation.keys(1, epoch, ORDER)
             shuffler = torch.Generator().manual_seed(int(key) & ((1 << 63) - 1))
@@ -205,13 +204,12 @@ class Sampler:
 
     def select(self, numbers: Tensor, turn: int, part: int = PERTURB) -> SequenceBatch:
         """Gather and augment items by their numbers."""
-        # Gather the steps of the items.
         rows, valid = self._rows(numbers)
         steps = {
             name: tensor.index_select(0, rows.flatten()).unflatten(0, rows.shape)
             for name, tensor in self.trajectories.steps.items()
         }
-        # Perturb observations and, but for validation, previous actions.
+        # Perturb observations and, except for validation, previous actions.
         tokens = self._tokens(steps, turn, part)
         prev_action, label = steps["prev_action"], steps["label"]
         if self.actions.discrete:
@@ -239,7 +237,7 @@ class Sampler:
             return numbers[:, None], torch.ones(len(numbers), 1, dtype=torch.bool)
         lengths, starts = self.lengths[numbers][:, None], self.starts[numbers][:, None]
         time = torch.arange(int(lengths.max()))
-        # Pad a short trajectory by its last step, which is masked there.
+        # Pad a short trajectory with its last step, masked.
         rows = starts + torch.minimum(time, lengths - 1)
         # Exclude the burn-in of a chunk, unless an episode begins with it.
         begins = self.begins[numbers][:, None]
@@ -248,7 +246,7 @@ class Sampler:
 
     def _tokens(self, steps: Mapping[str, Tensor], turn: int, part: int) -> Tokens:
         features, has_table = steps["features"], self.table is not None
-        # Perturb the numbers of rows instead of their bytes where that is the same.
+        # Perturb the numbers of rows instead of their bytes if that is equivalent.
         by_number = has_table and self._moves_only()
         if has_table:
             features = features[..., None] if by_number else self._bytes(features)

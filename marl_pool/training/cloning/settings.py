@@ -49,11 +49,11 @@ class CloneSettings:
     truncate: PositiveInt | None = None
     """Steps of backpropagation through time, or None for the whole sequence."""
     chunk_length: PositiveInt | None = None
-    """Steps of the chunks that trajectories are cut into for a recurrent student, each
-    learned with a fresh memory, or None for whole trajectories."""
+    """Steps of the chunks into which trajectories are cut for a recurrent student, each
+    with a fresh memory, or None for whole trajectories."""
     burn_in: NonNegativeInt = 0
-    """First steps of a chunk that are excluded from the loss, because the memory is
-    not warm yet; chunks that begin an episode have none."""
+    """First steps of a chunk to exclude from the loss, because the memory has yet to
+    warm up; chunks that begin an episode have none."""
     soft: bool = False
     """Learn the teacher's action probabilities, not only its choice."""
     margin_weighting: PositiveFloat | None = None
@@ -125,7 +125,7 @@ class CloneRunSettings(EpisodeRunConfig):
     teacher: str | None = None
     """Teacher: heuristic, a registered teacher such as value_table (Pong only),
     package.module:Class of a policy, the folder of a run or policy, pretrained=NAME or
-    hf://…. It has to be given."""
+    hf://…. Required."""
     fixed: dict[str, str] | None = None
     """Group that is not cloned → heuristic, random, package.module:Class of a
     policy, the folder of a policy or run, pretrained=NAME or hf://…. None if there is

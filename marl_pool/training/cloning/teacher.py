@@ -35,19 +35,19 @@ class TeacherLabel(NamedTuple):
     action: Tensor
     """``(E, A, dim)`` or ``(E, A)``, in the environment's units."""
     logits: Tensor | None
-    """``(E, A, n)``, of a discrete action; None where the teacher has none."""
+    """``(E, A, n)``, for discrete actions; None if the teacher has none."""
     state: State
     """The teacher's memory for the next step."""
     privileged_targets: Tensor | None = None
     """``(E, A, K)`` features of the state that the teacher knows and the student has to
-    infer, about in [-1, 1] and NaN where unknown; None if the teacher has none."""
+    infer, roughly in [-1, 1], NaN where unknown; None if the teacher has none."""
 
 
 class Teacher(ABC):
     """Expert that labels the steps of one group, whichever policy acts.
 
     Attributes:
-        noise_size: uniform random numbers for one label.
+        noise_size: number of uniform random numbers for one label.
         has_logits: True if labels have logits.
         target_names: names of the K privileged targets of a label; () without any.
         envs: names of the environments that it can label; () for all.
@@ -66,7 +66,7 @@ class Teacher(ABC):
     def label(
         self, env: BatchedEnv, tokens: Tokens, state: State, noise: Stream | None
     ) -> TeacherLabel:
-        """Label the present states of the environments.
+        """Label the current states of the environments.
 
         Args:
             env: environments.
@@ -105,7 +105,7 @@ class Roles:
 
     Attributes:
         group: name of the cloned group.
-        teacher: labels the group's steps.
+        teacher: teacher of the group.
         other_policies: policies of the other groups, by name.
     """
 
@@ -122,8 +122,8 @@ def build_roles(
 ) -> Roles:
     """Build the teacher and the policies of the other groups.
 
-    The folder ``run_copy`` holds the run's copy of its teacher, if it exists, and
-    ``saved`` the other groups' policies, in a checkpoint.
+    The folder ``run_copy``, if it exists, holds the run's copy of its teacher, and
+    ``saved`` the other groups' policies in a checkpoint.
 
     Raises:
         InputError: no such policy, or one that does not fit its group; ``fixed``
@@ -138,11 +138,10 @@ def build_roles(
     cloned_groups = [name for name in groups if name not in fixed]
     if len(cloned_groups) != 1:
         raise InputError(
-            f"fixed: expected all groups but one, that is cloned, got "
+            f"fixed: expected all groups but one, which is cloned, got "
             f"{', '.join(fixed) or 'none'} of {', '.join(groups)}"
         )
     group = cloned_groups[0]
-    # Build the policies that play the others.
     loaded = load_fixed(
         fixed, groups, env=env_name, plugins=config.plugins, saved=saved
     )
@@ -174,7 +173,7 @@ def _teacher(
     if source == HEURISTIC or is_plug_in(source):
         policy = scripted_policy(source, env=env_name, role=name, group=group)
     elif (run_copy / WEIGHTS).is_file():
-        # Prefer the run's own copy: folders move and change.
+        # Prefer the run's own copy: other folders may move or change.
         policy = next(iter(load_modules(run_copy, plugins=config.plugins)[0].values()))
     else:
         choices = ", ".join([HEURISTIC, *TEACHERS, "package.module:Class, "])

@@ -36,10 +36,10 @@ NO_ACTION = -1
 
 
 class RowTable:
-    """Deduplicating table of byte rows, numbered in the order of arrival.
+    """Deduplicating table of byte rows, numbered in order of arrival.
 
     Number 0 is the row of zeros. A frame of Pong has about 16 distinct patches out of
-    196, most of them already in the table, so it takes a hundredth of its bytes.
+    196, most of them already in the table, so it takes a hundredth of its size.
 
     Args:
         width: bytes of a row.
@@ -56,7 +56,7 @@ class RowTable:
         numbers, old_count = self._numbers, len(self._numbers)
         keys = map(_digest, flat.view(f"V{self.width}")[:, 0].tolist())
         row_numbers = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
-        # Grow to twice the size needed, so that rows are seldom copied.
+        # Grow to twice the needed size, so that rows are seldom copied.
         if len(numbers) > len(self._table):
             table = np.zeros((2 * len(numbers), self.width), np.uint8)
             table[:old_count] = self._table[:old_count]
@@ -71,14 +71,14 @@ class RowTable:
         return torch.from_numpy(self._table[: len(self._numbers)])
 
     def select(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distinct rows among ``numbers``, and their places, int64."""
+        """Return the distinct rows of ``numbers``, and each number's row, int64."""
         row_numbers, places = np.unique(numbers.numpy(), return_inverse=True)
         rows = self.table()[torch.from_numpy(row_numbers).long()]
         return rows, torch.from_numpy(places).view(numbers.shape)
 
 
 def _digest(row: bytes) -> bytes:
-    """Hash a row to a key of 16 bytes, shorter than most rows."""
+    """Hash a row to a key of 16 bytes, which is shorter than most rows."""
     return hashlib.blake2b(row, digest_size=16).digest()
 
 
@@ -89,10 +89,10 @@ class Trajectories:
     Attributes:
         steps: tensors ``(S, …)`` by name: ``features`` (``(S, N, F)`` float32, or
             ``(S, N)`` int32 numbers in a `RowTable` for uint8 features), ``types``
-            uint8, or int32 of more than 256, ``padding`` bool, ``prev_action`` (a
-            vector, or the number of the only choice, -1 at an episode's start),
-            ``label`` (the teacher's action, numbers of a Box in [-1, 1]) and optionally
-            the teacher's ``logits`` and ``privileged_targets`` and the ``action_mask``.
+            (uint8, or int32 for more than 256), ``padding`` (bool), ``prev_action`` (a
+            vector or, for a single choice, its number, -1 at an episode's start),
+            ``label`` (the teacher's action, a Box scaled to [-1, 1]) and optionally the
+            teacher's ``logits`` and ``privileged_targets`` and the ``action_mask``.
         digests: n digests of observations, previous actions and labels, equal for
             equal trajectories.
         lengths: ``(n,)`` int64, steps of each trajectory.
@@ -134,7 +134,7 @@ class Trajectories:
         )
 
     def without_duplicates(self, exclude: Iterable[str] = ()) -> "Trajectories":
-        """Keep the first of equal trajectories, and no digest of ``exclude``."""
+        """Keep the first of equal trajectories, except digests in ``exclude``."""
         earlier_digests = set(exclude)
         mask = torch.zeros(len(self), dtype=torch.bool)
         for row, digest in enumerate(self.digests):
@@ -159,18 +159,18 @@ def cut(
     """Cut recorded steps into trajectories, one for each life of an agent.
 
     Args:
-        recorded: the `Trajectories.steps`, and ``env``, ``agent``, ``episode``,
-            ``time`` and ``begins`` of each, in any order.
+        recorded: the `Trajectories.steps`, and the ``env``, ``agent``, ``episode``,
+            ``time`` and ``begins`` of each step, in any order.
         env_ids: ``(E,)``, numbers of the environments, ascending.
         returns: ``(E, A)``, returns of the agents.
         rows: table of distinct features; None unless features are uint8.
     """
-    # Sort by environment, agent, episode and time; the last key is the first one.
+    # Sort by environment, agent, episode and time; lexsort's last key is the primary.
     keys = [recorded[name] for name in ("time", "episode", "agent", "env")]
     order = torch.from_numpy(np.lexsort(keys))
     recorded = {name: part.index_select(0, order) for name, part in recorded.items()}
     env, agent, time = (recorded[name] for name in ("env", "agent", "time"))
-    # A step continues the last one if it is the same agent's next time step.
+    # A step continues the previous one if it is the same agent's next time step.
     starts = torch.ones(len(env), dtype=torch.bool)
     starts[1:] = (env.diff() != 0) | (agent.diff() != 0) | (time.diff() != 1)
     first = starts.nonzero()[:, 0]
@@ -191,14 +191,13 @@ def cut(
 def _digests(
     steps: dict[str, Tensor], lengths: Tensor, rows: RowTable | None
 ) -> tuple[str, ...]:
-    # Hash the rows: their numbers depend on the order in which rows were recorded.
+    # Hash the rows, whose numbers depend on the order in which they were recorded.
     features = steps["features"]
     if rows is not None:
         table, places = rows.select(features)
         names = (hashlib.blake2b(row, digest_size=8).digest() for row in table.numpy())
         hashes = np.frombuffer(b"".join(names), dtype=np.int64)
         features = torch.from_numpy(hashes[places.numpy()])
-    # Hash observations, previous actions and labels of each trajectory.
     hashed = (features, *(steps[name] for name in ("padding", "prev_action", "label")))
     sizes = lengths.tolist()
     return tuple(
@@ -210,7 +209,7 @@ def _digests(
 
 
 class BehaviourPolicy(SpecifiedPolicy):
-    """The teacher or a student at play; the teacher labels every step.
+    """Policy that lets the teacher or a student act, and the teacher label every step.
 
     The teacher sees the unperturbed observation, the student the perturbed one. A
     recurrent teacher is stepped even when the student acts, and receives the executed
@@ -250,11 +249,11 @@ class BehaviourPolicy(SpecifiedPolicy):
         return self._pop(self.rollout.episodes().returns[self.group])
 
     def advance(self, steps: int) -> Trajectories:
-        """Take more steps in each environment; returns sum the rewards of these."""
+        """Take more steps in each environment; returns are over these steps only."""
         return self._pop(self.rollout.advance(steps)[self.group])
 
     def _pop(self, returns: Tensor) -> Trajectories:
-        """Return and forget what was recorded."""
+        """Return the recorded trajectories, and clear the record."""
         steps = {name: torch.cat(parts) for name, parts in self.recorded.items()}
         self.recorded.clear()
         return cut(steps, self.env_ids, returns, self.rows)
@@ -299,8 +298,8 @@ class BehaviourPolicy(SpecifiedPolicy):
             "student": _with_executed(student, prev_action),
         }
         no_action = torch.zeros_like(prev_action[..., 0])
-        # Log-probabilities and values are not needed here. The rollout refuses logits
-        # that are not finite: these stand for the labels of the agents that act.
+        # Log-probabilities and values are not needed. The labels take the place of
+        # logits, so that the rollout rejects non-finite labels of agents that act.
         labels = answer.logits
         if labels is None:
             labels = self.actions.to_vectors(answer.action).float()
@@ -308,7 +307,7 @@ class BehaviourPolicy(SpecifiedPolicy):
         return Decision(action, no_action, no_action, labels, state)
 
     def _record(self, tokens: Tokens, state: Any, answer: TeacherLabel) -> None:
-        """Record a step of the agents alive, before the environments take it."""
+        """Record a step of the agents that act, before the environments take it."""
         env, active = self.rollout.env, self.rollout.env.active[self.group]
         features, label = tokens.features, answer.action
         prev_action, begins = state["prev_action"], state["begins"]
@@ -318,7 +317,6 @@ class BehaviourPolicy(SpecifiedPolicy):
         if self.actions.discrete:
             prev_action = prev_action.argmax(-1).masked_fill(begins, NO_ACTION).short()
             label = label.short()
-        # Give the numbers of environments and agents the shape of the active mask.
         shape = active.shape
         step = {
             "env": env.env_ids[:, None].expand(shape),
@@ -332,7 +330,6 @@ class BehaviourPolicy(SpecifiedPolicy):
             "begins": begins,
             "label": label,
         }
-        # Logits and privileged targets depend on the teacher.
         if answer.logits is not None:
             step["logits"] = answer.logits.float()
         if answer.privileged_targets is not None:

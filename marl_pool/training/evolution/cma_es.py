@@ -31,13 +31,13 @@ OWN_STATE = (
     "_isotropic_mean_shift",
     "_isotropic_mean_shift_iteration",
 )
-"""Attributes of the strategy itself on which the next generation depends."""
+"""Attributes of the strategy itself that determine the next generation."""
 CACHE_KEYS = ("_lam", "_mueff")
 """Attributes that identify the population for which a sampler has cached constants."""
 INJECTED = "pop_injection_directions"
-"""Directions to try next, of two-point step-size adaptation."""
+"""Attribute: directions to sample next, for two-point step-size adaptation."""
 MIRRORS = "_indices_of_selective_mirrors"
-"""Indices of those that are mirrors, in tiny populations, and not mirrored again."""
+"""Attribute: in tiny populations, indices of mirrored vectors, not mirrored again."""
 
 
 class CMAES(Strategy):
@@ -49,12 +49,12 @@ class CMAES(Strategy):
 
     Source: Hansen, The CMA evolution strategy: a tutorial (2016),
     https://arxiv.org/abs/1604.00772, as implemented by the package ``cma`` with its
-    defaults. In contrast to ``cma``, random numbers depend only on the seed and the
+    defaults. Unlike in ``cma``, random numbers depend only on the seed and the
     generation.
 
     Args:
         start: ``(n,)``, the initial mean.
-        population: P, vectors in a generation, at least 2.
+        population: P, the number of vectors in a generation, at least 2.
         sigma0: initial step size, a standard deviation.
         diagonal: learn only the diagonal of the covariance; auto: for more than 3000
             parameters.
@@ -97,11 +97,11 @@ class CMAES(Strategy):
         self.search: Any = cma.CMAEvolutionStrategy(first, sigma0, options)
         if self.search.mean_shift_samples and population < 3:
             raise InputError(
-                "evolution.population: expected at least 3, where the diagonal of so "
-                f"many parameters is learned, got {population}"
+                "evolution.population: expected at least 3 to learn the diagonal of so "
+                f"many parameters, got {population}"
             )
         if isinstance(self.search.adapt_sigma, CMAAdaptSigmaTPA):
-            # The first `tell` would do this, and overwrite a loaded state.
+            # Otherwise the first `tell` would do this, and overwrite a loaded state.
             self.search.adapt_sigma.initialize(self.size, self.search.opts)
 
     @override
@@ -126,7 +126,7 @@ class CMAES(Strategy):
 
     @override
     def state_dict(self) -> State:
-        # Take all numbers and arrays that the next generation depends on.
+        # Take all numbers and arrays that determine the next generation.
         state = {
             f"{part}.{name}": np.array(value)
             for part, holder in self._holders().items()

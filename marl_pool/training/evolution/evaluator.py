@@ -24,9 +24,9 @@ from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.errors import InputError, StoppedError, described
 
 MAX_ENVS = 8192
-"""Default of the largest number of environments that are stepped together."""
+"""Default limit on the number of environments that are stepped together."""
 IDLE = 0.25
-"""Fraction of finished environments up to which they are stepped with the others."""
+"""Largest fraction of finished environments that are stepped with the others."""
 
 
 class PopulationTask(NamedTuple):
@@ -35,7 +35,7 @@ class PopulationTask(NamedTuple):
     env_ids: Tensor
     """Numbers of the environments, ``(R,)`` int64."""
     episode: int
-    """Number of the episode, in each of these environments."""
+    """Episode number in each of these environments."""
     env_config: dict[str, Any]
     """``{"name": …, **options}`` of the environments."""
 
@@ -57,7 +57,7 @@ class Chunk(NamedTuple):
 
 
 class OutOfTimeError(Exception):
-    """Episodes were given up, because the time limit is over."""
+    """Episodes were abandoned because the time limit is over."""
 
 
 class Evaluator:
@@ -67,7 +67,7 @@ class Evaluator:
     rounding.
 
     Attributes:
-        is_late: called after each step; True gives up by an `OutOfTimeError`.
+        is_late: called after each step; True raises `OutOfTimeError`.
 
     Raises:
         InputError: parts of the configuration that do not fit each other.
@@ -92,7 +92,7 @@ class Evaluator:
         reason = "every generation begins with new environments"
         validate_no_ramp(config.perturbation, reason)
         self._make_perturbation()
-        # One simulator for each member and repetition would be thousands of processes.
+        # A simulator for each member and repetition would mean thousands of processes.
         default = config.repetitions if env.simulated else MAX_ENVS
         self.max_envs: int = config.max_envs or default
         self._cached: tuple[Any, BatchedEnv] | None = None
@@ -134,11 +134,11 @@ class Evaluator:
 
     def _play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
         shape = (len(vectors), len(task.env_ids))
-        # Give each member its own copies of the same environments.
+        # Give each member separate copies of the same environments.
         env = self._get_env(len(vectors) * len(task.env_ids), task.env_config)
         env.renumber(task.env_ids.repeat(len(vectors)), task.episode)
         policy: Policy = self.agent
-        # Several members act as one batched policy, a single one as itself.
+        # Several members act as one batched policy, a single member as the agent.
         if len(vectors) > 1:
             policy = Population(self.agent, vectors.to(self.agent.low))
         else:
@@ -176,7 +176,7 @@ class Evaluator:
 
 
 class Workers:
-    """Evaluators in Ray actors, each of which takes the next chunk when it is idle.
+    """Evaluators in Ray actors, each of which takes the next chunk when idle.
 
     Args:
         evaluator: evaluator of this process, which determines the chunks.

@@ -38,7 +38,7 @@ from marl_pool.utils.text import quoted
 SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"
 """Files of a checkpoint, and the folder of the best solution so far."""
 MOST_EPISODES = 1 << 26
-"""Episodes of a generation, whose returns are held in memory."""
+"""Maximum episodes of a generation, whose returns are held in memory."""
 COUNTED = ("steps", "episodes", "seconds")
 """Attributes in the file `STATE`."""
 
@@ -74,7 +74,7 @@ class EvolutionMethod(TrainingMethod):
         self.fitness_env = {**config.env, **config.fitness_env}
         if config.fitness_env:
             validate_env_change(config.env, config.fitness_env, "fitness_env")
-        # A resumed run needs no start, and the folder of it may be gone.
+        # A resumed run needs no initial policy, whose folder may be gone.
         init = config.init if checkpoint is None else "policy"
         agent, group = self.evaluator.agent, self.evaluator.group
         start = start_vector(init, agent, group, config.plugins)
@@ -89,8 +89,8 @@ class EvolutionMethod(TrainingMethod):
         episodes = self.strategy.population * config.repetitions
         if episodes > MOST_EPISODES:
             raise InputError(
-                f"repetitions: expected at most {MOST_EPISODES:,} episodes a "
-                f"generation, with the population, got {episodes:,}"
+                f"repetitions: expected at most {MOST_EPISODES:,} episodes per "
+                f"generation (repetitions times population), got {episodes:,}"
             )
         self.generation = self.steps = self.episodes = 0
         self.seconds = 0.0
@@ -131,7 +131,7 @@ class EvolutionMethod(TrainingMethod):
     def step(self, iteration: int) -> Iteration | None:
         if self.config.time_limit is None:
             return self._step(iteration)
-        # At the time limit give up the generation, for a resume to repeat it.
+        # At the time limit, give up the generation; a resumed run repeats it.
         names = ("generation", "steps", "episodes")
         counts = {name: getattr(self, name) for name in names}
         search = self.strategy.state_dict()
@@ -153,7 +153,6 @@ class EvolutionMethod(TrainingMethod):
         fitness = played.returns.mean(1)
         if not fitness.isfinite().all():
             raise StepError("a return is not finite")
-        # Update the search distribution.
         self.strategy.tell(vectors, fitness)
         self.generation = iteration
         self.steps += int(played.lengths.sum())
@@ -193,7 +192,7 @@ class EvolutionMethod(TrainingMethod):
         )
         returns = played.returns.mean(1)
         if not returns.isfinite().all():
-            raise StepError("a return of the validation is not finite")
+            raise StepError("a validation return is not finite")
         # Save the better of the two if it beats the best so far.
         score = float(returns.max())
         if self.accept(score):
@@ -247,12 +246,12 @@ def start_vector(init: str, agent: Agent, group: str, plugins: Sequence[str]) ->
 
     Args:
         init: ``policy``, ``zeros``, or what `load_saved` reads.
-        agent: agent with its own initial weights.
+        agent: agent with initial weights.
         group: group of the agent.
         plugins: ``package.module:Class`` names that the folder may use.
 
     Raises:
-        InputError: no policy in the folder, or one unlike the agent.
+        InputError: no policy in the folder, or one that differs from the agent in form.
     """
     vector = to_vector(agent)
     if init == "policy":

@@ -14,7 +14,7 @@ from marl_pool.utils.errors import InputError
 BETA, EPSILON = 0.999, 1e-8
 """Adam's second decay rate, and the constant added to its denominator."""
 TENSORS = ("mean", "std", "slope", "squares")
-"""Attributes with the state, besides the number of steps."""
+"""Attributes of the state, besides the number of steps."""
 LARGEST_CHANGE = 0.2
 """Largest relative change of a standard deviation in one generation."""
 
@@ -35,7 +35,7 @@ class PGPE(Strategy):
 
     Args:
         start: ``(n,)``, the initial mean.
-        population: vectors in a generation, an even number.
+        population: number of vectors in a generation, even.
         lr: learning rate of Adam, in units of the parameters.
         lr_decay: decay of the learning rate, ``lr / (1 + lr_decay · k)`` in the k-th
             generation, k from 0.

@@ -14,17 +14,17 @@ from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 
 PopulationSize = Annotated[int, Field(ge=2), AtMost(1 << 20)]
 State = dict[str, np.ndarray]
-"""State of a strategy as arrays by name; a number is an array without dimensions."""
+"""State of a strategy as arrays by name; a number is a 0-dimensional array."""
 
 
 class Strategy(ABC):
-    """A search for the vector of parameters with the highest fitness.
+    """Search for the vector of parameters with the highest fitness.
 
     Random numbers depend only on the seed and the generation.
 
     Args:
         start: ``(n,)``, the start of the search.
-        population: P, vectors in a generation, at least 2.
+        population: P, the number of vectors in a generation, at least 2.
         seed: random seed of the run.
     """
 

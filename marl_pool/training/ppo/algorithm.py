@@ -51,9 +51,9 @@ MODULE_STATE = "learner_group/learner/rl_module/{}/module_state.pkl"
 class BatchedPPO(PPO):
     """RLlib's PPO, with tensors between local processes and restarted remote runners.
 
-    Where one process samples and learns, a batch goes from the runner to the learner as
+    If one process samples and learns, a batch goes from the runner to the learner as
     tensors on their device. Remote runners return episodes, as in RLlib. Both ways give
-    the same update, to the bit on one thread.
+    the same update, bit for bit on one thread.
 
     Restarted runners continue with new episodes.
 
@@ -64,7 +64,7 @@ class BatchedPPO(PPO):
     restarts = 0
 
     @property
-    def losses(self) -> int:
+    def deaths(self) -> int:
         """Number of runners that died in this session."""
         runners = self.env_runner_group
         num_runners = runners.num_remote_env_runners()
@@ -77,8 +77,8 @@ class BatchedPPO(PPO):
             return
         super().setup(config)
         if self.config.num_learners:
-            # RLlib has no hook for the division of a batch, and no limit on an update,
-            # in which learners may be stuck: after `UPDATE_SECONDS` a TimeoutError.
+            # RLlib has no hook for the division of a batch, and no time limit on an
+            # update in which learners hang: raise TimeoutError after `UPDATE_SECONDS`.
             update, limit = self.learner_group.update, UPDATE_SECONDS
 
             def update_in_time(*, episodes: Any, **options: Any) -> Any:
@@ -94,7 +94,7 @@ class BatchedPPO(PPO):
             super().training_step()
             return
         runner, learner = self.env_runner, self.learner_group._learner
-        # Sample; there is no batch if the runner failed or no learning agent lived.
+        # Sample; there is no batch if the runner failed or no learning agent acted.
         with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
             batch = runner.sample_batch()
         self.metrics.aggregate([runner.get_metrics()], key=ENV_RUNNER_RESULTS)
@@ -110,7 +110,6 @@ class BatchedPPO(PPO):
                 shuffle_batch_per_epoch=self.config.shuffle_batch_per_epoch,
             )
             self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        # Copy the new weights to the runner.
         with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
             runner.copy_weights(learner)
 
@@ -134,7 +133,7 @@ class BatchedPPO(PPO):
         return restored
 
     def _setup_logdir(self) -> None:
-        # RLlib would make a folder in ~/ray_results; runs write their own logs.
+        # RLlib would make a folder in ~/ray_results, which runs do not use.
         self._logdir = tempfile.gettempdir()
 
 
@@ -183,7 +182,7 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
     """Write the complete state of an algorithm, for an exact resume.
 
     RLlib lets a remote learner write its part of the state to its machine's disk. Here
-    the driver collects and writes everything, under RLlib's names.
+    the driver collects and writes all parts, under RLlib's names.
 
     Raises:
         OSError: a learner died, or the files cannot be written.
@@ -201,7 +200,6 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
         RUNNER_STATE: state.pop(core.COMPONENT_ENV_RUNNER),
         ALGORITHM_STATE: state,
     }
-    # Write one file for each module and each other part.
     for path, part in parts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         with new_binary_file(folder / path) as out:
@@ -250,7 +248,7 @@ def save_modules(
         policies[name] = build_policy(spec.model_config)
         tensors = {key: torch.as_tensor(value) for key, value in weights.items()}
         policies[name].load_state_dict(strip_prefix("policy", tensors))
-    # Frozen policies are saved too: their source may move or change.
+    # Save frozen policies too, because their source may move or change.
     groups = dict(modules)
     for group, policy in fixed.items():
         if isinstance(policy, SpecifiedPolicy):

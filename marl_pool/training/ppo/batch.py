@@ -28,7 +28,7 @@ STATE = "state"
 BEGINS = "begins"
 """Column: True at the first step of a chunk of an episode."""
 CRITIC_OBS = "critic_obs"
-"""Column: what the critic reads, as a dict of tensors, if it is no observation."""
+"""Column: what the critic reads, as a dict of tensors, if not the observation."""
 VALUE_SCALE = "value_scale"
 """Column: factor of the values and value targets in the loss."""
 
@@ -42,33 +42,36 @@ def concatenate_rows(parts: Sequence[Rows]) -> Rows:
 
 
 def episode_rows(episodes: Sequence[SingleAgentEpisode]) -> dict[str, Rows]:
-    """Return the steps of episode chunks, by the name of the module that acted."""
+    """Return the steps of episode chunks, by module."""
+    return {
+        module: map_rows(torch.as_tensor, _concatenate(chunks))
+        for module, chunks in _by_module(episodes).items()
+    }
+
+
+def _by_module(
+    episodes: Sequence[SingleAgentEpisode],
+) -> dict[str, list[SingleAgentEpisode]]:
     by_module = defaultdict(list)
     for episode in episodes:
         by_module[episode.module_id].append(episode)
-    return {
-        module: map_rows(torch.as_tensor, _concatenate(chunks))
-        for module, chunks in by_module.items()
-    }
+    return by_module
 
 
 class ModuleShards(TrainingData):
     """Episodes that are divided module by module, so that each learner has all modules.
 
-    Learners synchronize at each module. RLlib divides episodes by their lengths alone,
-    and a learner whose part lacks a module would let the others wait forever.
+    Learners synchronize at each module. RLlib divides episodes by their lengths alone;
+    a learner whose part lacked a module would make the others wait forever.
     """
 
     @override
     def shard(
         self, num_shards: int, len_lookback_buffer: int | None = None, **options: Any
     ) -> list[tuple[TrainingData, dict[str, Any]]]:
-        by_module = defaultdict(list)
-        for episode in self.episodes:
-            by_module[episode.module_id].append(episode)
         parts: list[list[SingleAgentEpisode]] = [[] for _ in range(num_shards)]
-        for module, chunks in by_module.items():
-            # All learners leave out a module with fewer steps than learners.
+        for module, chunks in _by_module(self.episodes).items():
+            # All learners skip a module with fewer steps than learners.
             if sum(map(len, chunks)) < num_shards:
                 continue
             shards = ShardEpisodesIterator(chunks, num_shards, len_lookback_buffer=0)
@@ -84,8 +87,8 @@ def prepare_rows(
 ) -> Rows:
     """Standardize advantages and values, and cut recurrent policies' sequences.
 
-    It replaces RLlib's default learner connectors, which loop over single steps, append
-    an extra step to each chunk and run the value function again.
+    This replaces RLlib's default learner connectors, which loop over single steps,
+    append an extra step to each chunk and run the value function again.
 
     A recurrent policy is trained on sequences: its rows are ``(B, T)`` steps, with the
     state before the first step and a mask of the steps that exist.
@@ -96,12 +99,12 @@ def prepare_rows(
             loss is at most 1 before the first step, and tends to the fraction of
             unexplained variance. Policies whose only memory is the previous action
             have sequences of one step.
-        value_norm: units of the module's values, updated here; None for the units of
-            the rewards.
+        value_norm: normalization of the module's values, updated here; None for values
+            in the units of the rewards.
     """
     rows = dict(rows)
     begins = rows.pop(BEGINS)
-    # Rows of teams hold absent agents too, which enter no mean.
+    # Rows of teams also hold absent agents, which no mean includes.
     present = rows.get(Columns.LOSS_MASK)
 
     def select(column: Tensor) -> Tensor:
@@ -112,7 +115,7 @@ def prepare_rows(
     advantages = select(all_advantages)
     spread = advantages.std(correction=0).clamp(min=1e-4)
     rows[Postprocessing.ADVANTAGES] = (all_advantages - advantages.mean()) / spread
-    # Scale values and targets, so that the loss does not depend on units.
+    # Scale values and targets, so that the loss does not depend on their units.
     targets = rows[Postprocessing.VALUE_TARGETS]
     if value_norm is not None:
         value_norm.update(select(targets))
@@ -126,7 +129,7 @@ def prepare_rows(
     # Cut the steps of a recurrent policy into sequences.
     state_leaves = sum(key.startswith(STATE) for key in rows)
     if state_leaves:
-        # A state that is only the previous action needs no earlier steps.
+        # A state with only the previous action needs no earlier steps.
         limit = settings.max_seq_len if state_leaves > 1 else 1
         rows = to_sequences(rows, begins, limit)
     return rows
@@ -150,13 +153,12 @@ def minibatches(
         modules: rows of each module.
         num_epochs: passes over the rows.
         num_minibatches: minibatches in one epoch.
-        generator: source of the rows' random order; None keeps their order.
-        in_step: yield exactly ``num_minibatches`` an epoch, each with rows of every
+        generator: generator that shuffles the rows; None keeps their order.
+        in_step: yield exactly ``num_minibatches`` per epoch, each with rows of every
             module, because several learners synchronize at every minibatch. A module
             with fewer rows than minibatches then repeats some of them.
     """
     counts = {name: len(rows[Columns.ACTIONS]) for name, rows in modules.items()}
-    # Learners in step take the same number of minibatches, even of few rows.
     number = num_minibatches
     if not in_step:
         number = min(number, max(counts.values()))
@@ -167,7 +169,7 @@ def minibatches(
         is_short = in_step and count < number
         if not is_random and not is_short:
             return rows
-        # Sample on the CPU on all machines, so that a seed always gives one order.
+        # Sample on the CPU, so that a seed gives the same order on all machines.
         if is_random:
             order = torch.randperm(count, generator=generator, device="cpu")
         else:
@@ -192,7 +194,7 @@ def minibatches(
 
 
 def _split(rows: Rows, number: int) -> list[Rows]:
-    """Split rows into parts whose sizes differ by one at most."""
+    """Split rows into parts whose sizes differ by at most one."""
     split = map_rows(operator.methodcaller("tensor_split", number), rows)
     return [map_rows(operator.itemgetter(i), split) for i in range(number)]
 
@@ -252,7 +254,7 @@ def existing_steps(rows: Mapping[str, Any], columns: Mapping[str, Any]) -> Rows:
     if mask is None:
         return dict(columns)
     flat = map_rows(operator.methodcaller("flatten", 0, 1), columns)
-    # A GPU would have to be waited for twice.
+    # On a GPU this test would be a second wait.
     if mask.is_cpu and mask.all():
         return flat
     index = mask.flatten().nonzero()[:, 0]
@@ -272,7 +274,7 @@ def _concatenate(chunks: list[SingleAgentEpisode]) -> Rows:
         name: np.concatenate([c.observations.data[name][: len(c)] for c in chunks])
         for name in first.observations.data
     }
-    # An episode has one dictionary for what the policy and what the critic reads.
+    # An episode has one dictionary for the inputs of policy and critic.
     prefix = f"{CRITIC_OBS}/"
     read = {k.removeprefix(prefix): observed.pop(k) for k in [*observed] if prefix in k}
     return {

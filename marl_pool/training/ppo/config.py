@@ -1,7 +1,8 @@
-"""Translation of a run's configuration for an RLlib algorithm."""
+"""Translation of a run's configuration to an RLlib algorithm."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from marl_pool.options.names import resolve, unknown
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.turns import steps_of_agent
 from marl_pool.policies.token_policy import TokenPolicy
-from marl_pool.tokens import TokenSpec
-from marl_pool.training.fixed_policies import frozen_module, load_fixed, zero_tokens
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.training.fixed_policies import frozen_module, load_fixed
 from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.learner import (
     LOCAL_DEVICE,
@@ -62,8 +63,8 @@ def assign_modules(
 
     Raises:
         InputError: no such group, no group that learns, a group without a module, a
-            module without agents, a module name that RLlib does not take or that is
-            reserved for a frozen policy, or groups of different spaces in one module.
+            module without agents, a module name that RLlib rejects or that is reserved
+            for a frozen policy, or groups with different spaces in one module.
     """
     # A fixed group must exist, and has no module.
     for name in fixed:
@@ -71,14 +72,12 @@ def assign_modules(
             raise InputError(f"fixed: {unknown('group', name, groups)}")
         if name in (modules or {}):
             raise InputError(f"modules: the group {name!r} is fixed, so it has none")
-    # At least one group has to learn.
     learning = [name for name in groups if name not in fixed]
     if not learning:
         raise InputError(
             f"fixed: expected a group that learns, got all of {sorted(groups)}"
         )
     modules = {name: name for name in learning} if modules is None else modules
-    # The mapping names each learning group, and no other.
     if set(modules) != set(learning):
         raise InputError(
             f"modules: expected an entry for each group that learns, "
@@ -91,9 +90,9 @@ def assign_modules(
             validate_module_id(module, error=True)
         except ValueError as error:
             raise InputError(
-                f"modules.{name}: expected what can name a file, got {module!r}"
+                f"modules.{name}: expected a valid file name, got {module!r}"
             ) from error
-        # `frozen_module` names the policies of fixed groups in saved folders.
+        # Saved folders name the policies of fixed groups by `frozen_module`.
         if module in map(frozen_module, fixed):
             raise InputError(
                 f"modules: the name {module!r} is reserved for the policy of a fixed "
@@ -104,7 +103,6 @@ def assign_modules(
                 f"modules: the group {name!r} has no agents, so the module {module!r} "
                 "would have nothing to learn from"
             )
-        # Groups share a module only if their tokens and actions have the same spaces.
         owner = owners.setdefault(module, name)
         group, first = groups[name], groups[owner]
         if group.tokens != first.tokens or group.action_space != first.action_space:
@@ -116,7 +114,7 @@ def assign_modules(
 
 
 def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfig:
-    """Translate a run's configuration for RLlib.
+    """Translate a run's configuration to RLlib's.
 
     Args:
         config: checked configuration of the run.
@@ -126,7 +124,6 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         InputError: parts that do not fit each other; raised before a process starts.
     """
     settings, resources = config.ppo, config.resources
-    # More processes than environments would be a mistake in one of the two.
     processes = config.env.get("workers", 1) if config.env.name == "pettingzoo" else 1
     if processes > settings.num_envs:
         raise InputError(
@@ -146,7 +143,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         saved=saved,
     )
     if perturbation := config.perturbation.or_none:
-        # Build it once to reject options that do not fit here, not in a runner.
+        # Build it once, to reject unfit options here rather than in a runner.
         specs = [group.tokens for group in groups.values()]
         counts = {name: group.num_agents for name, group in groups.items()}
         env_perturbation = make_perturbation(specs=specs, **perturbation)
@@ -156,7 +153,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     agents: Counter[str] = Counter()
     for name, module in modules.items():
         agents[module] += groups[name].num_agents
-    # One agent of each environment acts in a step that is a turn.
+    # In a turn-based environment one agent acts in each step.
     if env.turn_based:
         agents = Counter({next(iter(agents)): 1})
     num_envs = settings.num_envs * max(1, resources.num_env_runners)
@@ -185,7 +182,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         max_num_env_runner_restarts=MAX_RESTARTS,
         delay_between_env_runner_restarts_s=1.0,
     )
-    # A learner in this process uses the environments' device, but may ask for a GPU.
+    # A learner in this process uses the environments' device or the GPU it requests.
     device = None if resources.num_learners else config.device
     if device == "cpu" and resources.num_gpus_per_learner:
         device = "cuda"
@@ -204,7 +201,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
             NUM_MINIBATCHES: -(-rows // (settings.minibatch_size or rows)),
         },
     )
-    # An agent's id is its group's, an underscore and a number.
+    # An agent's id is the name of its group, an underscore and a number.
     result.multi_agent(
         policies=sorted(set(modules.values())),
         policy_mapping_fn=lambda agent, *args, **kwargs: modules[
@@ -213,7 +210,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     )
     result.rl_module(rl_module_spec=_module_spec(config, env, states, modules))
     _set_ppo(result, config, batch=steps // max(1, resources.num_learners))
-    # RLlib gets no seed: it would import 1.5 s of modules only to set it.
+    # RLlib gets no seed: to set it, it would import modules for 1.5 s.
     result.debugging(log_level="ERROR")
     return result
 
@@ -251,7 +248,7 @@ def _module_spec(
     specs, groups = {}, env.groups
     for name, module in modules.items():
         group = groups[name]
-        # Describe the policy in plain values, from which any process can build it.
+        # Describe the policy in plain values, from which any process builds a copy.
         options = {
             **config.policy.arguments,
             "spec": group.tokens.to_json(),
@@ -263,30 +260,20 @@ def _module_spec(
             "seed": config.seed,
         }
         # Reject parts that fail on the group's tokens before a process starts.
-        policy, tokens = build_policy({POLICY: options}), zero_tokens(group.tokens, 2)
+        policy, tokens = build_policy({POLICY: options}), group.tokens.zeros(2)
         if policy.recurrent and config.critic.name != "own":
             raise InputError(
                 f"critic={config.critic.name}: expected a policy without memory, got "
                 f"pooling={config.pooling.name}; choose critic=own"
             )
-        try:
-            with torch.no_grad():
-                policy(tokens)
-        except InputError as error:
-            raise InputError(f"pooling or encoder: {error}") from error
-        except Exception as error:  # a plug-in may raise anything
-            raise InputError(
-                f"pooling or encoder: {type(error).__name__} on tokens of shape "
-                f"{tuple(tokens.features.shape)}: {one_line(error)}; a head returns "
-                "(B, dim_out)"
-            ) from error
+        with _trial("pooling or encoder", tokens, "; a head returns (B, dim_out)"):
+            policy(tokens)
         model_config = {
             POLICY: options,
             VALUE_NORM: config.ppo.value_norm,
             **_critic_config(config, env, states, modules, module),
         }
         _validate_critic(model_config, policy, group)
-        # Each process builds its own copy of the module from this description.
         specs[module] = RLModuleSpec(
             module_class=TokenRLModule,
             observation_space=group.observation_space(),
@@ -306,7 +293,7 @@ def _critic_config(
     """Describe the critic of a module in plain values.
 
     Raises:
-        InputError: groups of one module whose states differ.
+        InputError: the states of the module's groups differ in form.
     """
     members = [name for name, policy in modules.items() if policy == module]
     states = [state_specs.get(name) for name in members]
@@ -326,7 +313,7 @@ def _critic_config(
 def _validate_critic(
     model_config: Mapping[str, Any], policy: TokenPolicy, group: AgentGroup
 ) -> None:
-    """Reject a critic that cannot be built, or computes nothing from zeros."""
+    """Reject a critic that cannot be built, or fails on zeros."""
     try:
         critic = build_critic(model_config, policy)
     except InputError as error:
@@ -337,24 +324,31 @@ def _validate_critic(
     is_state = critic.reads == "state"
     spec = TokenSpec(**context["state_spec"]) if is_state else group.tokens
     agents = context["num_agents"]
-    tokens = zero_tokens(spec, 2 * agents).map(lambda t: t.unflatten(0, (2, agents)))
+    tokens = spec.zeros(2 * agents).map(lambda t: t.unflatten(0, (2, agents)))
+    with _trial("critic", tokens):
+        critic(tokens, torch.ones(2, agents, dtype=torch.bool))
+
+
+@contextmanager
+def _trial(part: str, tokens: Tokens, hint: str = "") -> Iterator[None]:
+    """Run a forward pass without gradients; errors name the part of the run."""
     try:
         with torch.no_grad():
-            critic(tokens, torch.ones(2, agents, dtype=torch.bool))
+            yield
     except InputError as error:
-        raise InputError(f"critic: {error}") from error
+        raise InputError(f"{part}: {error}") from error
     except Exception as error:  # a plug-in may raise anything
         raise InputError(
-            f"critic: {type(error).__name__} on tokens of shape "
-            f"{tuple(tokens.features.shape)}: {one_line(error)}"
+            f"{part}: {type(error).__name__} on tokens of shape "
+            f"{tuple(tokens.features.shape)}: {one_line(error)}{hint}"
         ) from error
 
 
 def _read_states(config: TrainConfig, env: EnvDescription) -> Mapping[str, TokenSpec]:
-    """Return the form of the states by group, if the critic reads states.
+    """Return the specification of each group's state, if the critic reads states.
 
     Raises:
-        InputError: a critic for which the environment lacks something.
+        InputError: a critic that the environment does not support.
     """
     name = config.critic.name
     critic_class: type[Critic] = resolve(name, CRITICS, "critic", Critic)

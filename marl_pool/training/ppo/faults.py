@@ -36,14 +36,14 @@ class Failure(NamedTuple):
     def of(cls, error: Exception, env: str) -> "Failure":
         """Describe an exception; ``env`` is the name of the environment's class."""
         formatted = "".join(traceback.format_exception(error))
-        # The line of an input error names what is wrong; others need their class.
+        # An input error explains itself; the others need the name of their class.
         line = str(error) if isinstance(error, InputError) else described(error)
         return cls(env, line, formatted)
 
 
 @contextlib.contextmanager
 def errors_to(run: Run) -> Iterator[None]:
-    """Append what RLlib logs about dying processes to the run's ``error.txt``."""
+    """Append RLlib's logs of dying processes to the run's ``error.txt``."""
     handler = _ErrorHandler(run)
     loggers = [logging.getLogger(name) for name in LOGGERS]
     propagations = [logger.propagate for logger in loggers]
@@ -77,8 +77,8 @@ def last_line(text: str) -> str:
 def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
     """Wait until a runner is restarted, if all of them have died.
 
-    Ray needs some seconds to restart a process; RLlib would continue without data. A
-    runner that has used up its restarts is not waited for.
+    Ray takes seconds to restart a process; RLlib would continue without data. The wait
+    does not include runners that have used up their restarts.
     """
     deadline = time.monotonic() + seconds
     waiting = list(runners._worker_manager.actors().values())

@@ -53,7 +53,7 @@ STEP_COLUMNS = (Columns.ACTIONS, VALUE_SCALE, *RECORDED)
 FIRST_RATIO_ERROR = "first_ratio_error"
 """Metric: largest |ratio - 1| in an update's first minibatch, before any step."""
 FIRST_KL = "first_kl"
-"""Metric: mean KL divergence from the sampling policy in the first minibatch, the
+"""Metric: mean KL divergence from the sampling policy in the first minibatch; the
 largest of its microbatches."""
 GRADIENT_NORM = "gradient_norm"
 """Metric: global norm of the last gradient, before clipping."""
@@ -85,7 +85,7 @@ class Outputs(NamedTuple):
 
 
 class Microbatch(NamedTuple):
-    """Outputs for a part of a minibatch, by module, and its fraction."""
+    """Part of a minibatch: by module, the outputs and the fraction of the steps."""
 
     outputs: dict[str, Outputs]
     weights: dict[str, float]
@@ -97,15 +97,15 @@ class BatchedPPOLearner(PPOTorchLearner):
     The loss is `PPOTerms`. Differences from RLlib:
 
     - A local runner passes tensors; only remote ones pass episodes.
-    - Every module passes over its own rows exactly ``num_epochs`` times.
-    - Where torch computes on a CPU, the gradient of a minibatch is accumulated over
+    - Every module is trained on its rows exactly ``num_epochs`` times.
+    - If torch computes on a CPU, the gradient of a minibatch is accumulated over
       microbatches that fit the cache. It equals the gradient of the whole minibatch.
     - A module's parameters are one tensor for the optimizer.
     - The order of the rows and dropout depend only on the seed and the number of the
       update, and the state includes the KL coefficients, so that a resumed run
       continues exactly.
-    - A loss or gradient that is not finite skips the optimizer step and is reported.
-    - Metrics describe the last minibatch, and are logged once an update.
+    - A non-finite loss or gradient is reported, and its optimizer step is skipped.
+    - Metrics describe the last minibatch, and are logged once per update.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -162,8 +162,8 @@ class BatchedPPOLearner(PPOTorchLearner):
         """Pass over the batch ``num_epochs`` times, and return the metrics."""
         began = time.perf_counter()
         self.before_gradient_based_update(timesteps=timesteps)
-        # Take the tensors of the local runner, or the episodes of remote ones. Use one
-        # order of modules on all learners: they synchronize at each module.
+        # Take the tensors of the local runner, or the episodes of remote ones. All
+        # learners use the same order of modules, since they synchronize at each.
         settings = self.config.learner_config_dict[SETTINGS]
         training_data.solve_refs()
         if training_data.batch is not None:
@@ -182,7 +182,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         # Seed every update by its own number, so that a resumed run repeats it exactly.
         self._weights_seq_no += 1
         seed = zlib.crc32(f"{self._seed} {self._weights_seq_no}".encode())
-        # torch.manual_seed seeds every kind of device, and notes a traceback for each
+        # torch.manual_seed seeds every kind of device, and stores a traceback for each
         # that has not been used, which takes milliseconds.
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
@@ -196,8 +196,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             mid: Tokens(**rows[Columns.OBS]).flatten_batch()
             for mid, rows in batch.items()
         }
-        # Microbatches serve the cache of a CPU. The compiled kernel looks after it
-        # itself, and a GPU has none to serve.
+        # Microbatches are for a CPU's cache: the compiled kernel and a GPU need none.
         critics = {mid: self.module[mid].unwrapped().critic for mid in batch}
 
         def pools(mid: str, *, encoder: bool = False) -> bool:
@@ -249,7 +248,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             losses |= autograd_losses
             done += microbatches
         self._is_first = False
-        # All learners take their modules in one order.
+        # All learners take their modules in the same order.
         self._step({mid: losses[mid] for mid in batch})
         return done
 
@@ -259,16 +258,16 @@ class BatchedPPOLearner(PPOTorchLearner):
         """Set the gradient of a module's weights by one call of the compiled kernel.
 
         Returns:
-            The loss and the outputs; None where the kernel does not compute all of it,
-            and where learners average their gradients.
+            The loss and the outputs; None if the kernel cannot compute all of it, or
+            if several learners average their gradients.
         """
         module, flat = self.module[module_id], self._flat[module_id]
         if isinstance(module, DistributedDataParallel):
             return None
         critic: Critic | None = module.critic
         tokens = Tokens(**rows[Columns.OBS])
-        # The kernel of a whole policy knows no action masks; the kernel of the
-        # loss gets logits that are masked already.
+        # The kernel of a whole policy does not support action masks; the kernel of the
+        # loss gets logits that are already masked.
         if (
             not (tokens.features.is_cpu and self._takes_whole[module_id])
             or not flat.is_plain(module.unused_parameters)
@@ -290,17 +289,17 @@ class BatchedPPOLearner(PPOTorchLearner):
         if critic is None:
             loss, logits, values = ppo_gradient(policy, coefficients, recorded, scale)
         else:
-            # Nothing but the loss joins actor and critic.
+            # Actor and critic have only the loss in common.
             actor = replace(coefficients, value=0.0)
             loss, logits, _ = ppo_gradient(without_value(policy), actor, recorded, None)
             predicted = {Columns.VF_PREDS: module.critic_values(rows)}
             values = existing_steps(rows, predicted)[Columns.VF_PREDS]
             errors = value_errors(values, recorded.targets, coefficients.value_clip)
             value_loss = coefficients.value * errors.mean()
-            value_loss.backward()  # adds to the gradient of 0
+            value_loss.backward()  # the critic's gradient is still 0
             loss = loss + value_loss.detach()
         outputs = Outputs(steps, logits, values)
-        self._keep_distance(module_id, outputs)
+        self._record_distance(module_id, outputs)
         return loss, outputs
 
     def _accumulate(
@@ -341,7 +340,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         gradients = {mid: cast(Tensor, self._flat[mid].values.grad) for mid in losses}
         norms = {mid: gradient.norm() for mid, gradient in gradients.items()}
         bad = {mid: _is_bad(norms[mid] + losses[mid]) for mid in losses}
-        # No branch here: a GPU would have to wait for the number.
+        # No branch here, which would wait for the GPU.
         skip = functools.reduce(torch.maximum, bad.values())
         for mid, gradient in gradients.items():
             if (limit := self.config.grad_clip) is not None:
@@ -359,7 +358,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         module = self.module[module_id]
         out = module.forward_train(rows)
         if Columns.LOSS_MASK in rows:
-            # Drop the padding of sequences; the loss is then like any other policy's.
+            # Drop the padding of sequences; the loss is over single steps.
             steps = {key: rows[key] for key in STEP_COLUMNS if key in rows}
             rows, out = existing_steps(rows, steps), existing_steps(rows, out)
         if Columns.VF_PREDS in out:
@@ -367,7 +366,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         else:
             values = module.unwrapped().compute_values(rows, out[Columns.EMBEDDINGS])
         outputs = Outputs(rows, out[Columns.ACTION_DIST_INPUTS], values)
-        self._keep_distance(module_id, outputs)
+        self._record_distance(module_id, outputs)
         return outputs
 
     def _terms(self, module_id: str, outputs: Outputs) -> PPOTerms:
@@ -384,7 +383,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             return ppo_loss(coefficients, recorded, outputs.logits, outputs.values)
         terms = self._terms(module_id, outputs)
         value_coeff = self.config.get_config_for_module(module_id).vf_loss_coeff
-        # On a GPU the coefficient of the divergence is not read.
+        # The KL coefficient stays a tensor, which on a GPU is not read.
         kl_coeff = self.curr_kl_coeffs_per_module[module_id]
         return terms.loss(value_coeff, self._entropy_coeff(module_id), kl_coeff)
 
@@ -409,7 +408,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         """Yield microbatches, with the fraction of each module's steps in them."""
         counts = {mid: len(rows[Columns.ACTIONS]) for mid, rows in batch.items()}
         steps = {mid: num_steps(rows) for mid, rows in batch.items()}
-        # Split by the module with the most steps; a part has at least one row.
+        # The module with the most steps decides; each part of it has at least one row.
         number = 1
         if not all(self._takes_whole[mid] for mid in batch):
             number = -(-max(steps.values()) // MICROBATCH_STEPS)
@@ -442,8 +441,8 @@ class BatchedPPOLearner(PPOTorchLearner):
             self.metrics.log_value(key, value.item(), window=1)
 
     @torch.no_grad()
-    def _keep_distance(self, module_id: str, outputs: Outputs) -> None:
-        """Keep the distance from the sampling policy before an update's first step."""
+    def _record_distance(self, module_id: str, outputs: Outputs) -> None:
+        """Record the distance from the sampling policy before the first step."""
         if not self._is_first:
             return
         rows, logits, _ = outputs

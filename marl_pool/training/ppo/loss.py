@@ -36,7 +36,8 @@ class PPOTerms:
         L = -\min(\rho A, \mathrm{clip}(\rho, 1 - \epsilon, 1 + \epsilon) A)
             + c_v \min((V - V^*)^2, d) - c_e H + c_{kl} KL
 
-    :math:`\rho` is the ratio of the action's probability to the one while sampling.
+    :math:`\rho` is the ratio of the action's probability to that while sampling, and d
+    limits the squared error of a value.
 
     Source: Schulman et al., Proximal policy optimization algorithms (2017), equations
     7 to 9, https://arxiv.org/abs/1707.06347, with the clipped value loss and the
@@ -53,7 +54,7 @@ class PPOTerms:
     value_loss: Tensor
     """The squared error of the values, clipped."""
     kl: Tensor | None
-    """Divergence from the sampling policy; None if it is not penalized."""
+    """KL divergence from the sampling policy; None if it is not penalized."""
     targets: Tensor
     """V*."""
     actions: ActionSpec
@@ -131,7 +132,7 @@ class PPOTerms:
 
 
 def value_errors(values: Tensor, targets: Tensor, limit: float) -> Tensor:
-    """Return squared errors, limited so that outliers do not dominate."""
+    """Return squared errors, clipped so that outliers do not dominate."""
     errors = (values - targets).square()
     return errors.clamp(max=limit) if limit < float("inf") else errors
 
@@ -145,6 +146,6 @@ def recorded_steps(rows: Mapping[str, Any], actions: ActionSpec) -> RecordedStep
         logits=logits,
         advantages=rows[Postprocessing.ADVANTAGES],
         targets=rows[Postprocessing.VALUE_TARGETS],
-        # Of a selection, as many as there were tokens.
+        # A selection has as many options as there were tokens.
         sizes=logits.shape[-1:] if actions.selects else actions.sizes,
     )

@@ -25,11 +25,10 @@ from marl_pool.training.ppo.value_norm import ValueNorm
 POLICY = "policy"
 """Key of a module's ``model_config``: the arguments of a `TokenPolicy`, as JSON."""
 CRITIC = "critic"
-"""Key of a module's ``model_config``: name and options of a critic, as JSON, and under
-`CONTEXT` what it is built for."""
+"""Key of a module's ``model_config``: name and options of a critic, as JSON."""
 CONTEXT = "critic_context"
-"""Key of a module's ``model_config``: number of agents, specification of the state,
-and seed."""
+"""Key of a module's ``model_config``: further arguments of a critic, which are number
+of agents, specification of the state, and seed."""
 VALUE_NORM = "value_norm"
 """Key of a module's ``model_config``: True if values are normalized."""
 
@@ -66,13 +65,13 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
     @override
     def setup(self) -> None:
         self.policy = build_policy(self.model_config)
-        # A tuple, since it has the same parameters, which count once.
+        # In a tuple, so that torch does not register the shared parameters twice.
         self._compiled = (CompiledTokenPolicy(self.policy),)
         self.critic = build_critic(self.model_config, self.policy)
         self.value_norm = ValueNorm() if self.model_config.get(VALUE_NORM) else None
         self.unused_parameters: tuple[nn.Parameter, ...] = ()
         if self.critic is not None:
-            # Nothing of these is trained; learners in step wait for all gradients.
+            # These are not trained, and several learners would wait for gradients.
             parts = (self.policy.value_head, self.policy.value_network)
             self.unused_parameters = tuple(
                 itertools.chain(*(part.parameters() for part in parts if part))
@@ -82,7 +81,7 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
 
     @property
     def actor(self) -> CompiledTokenPolicy:
-        """The policy, computed by the compiled kernel where it fits."""
+        """The policy, computed by the compiled kernel if that fits."""
         return self._compiled[0]
 
     @override
@@ -118,8 +117,7 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
             return self.actor.logits(for_action), pooled_of(for_action)
 
         present = _present(batch)
-        parts = of_present(act, tokens.flatten_batch(), present.flatten())
-        logits, pooled = (part.unflatten(0, present.shape) for part in parts)
+        logits, pooled = of_present(act, tokens, present)
         shared = pooled if critic.shares_trunk else None
         return {
             Columns.VF_PREDS: critic(_critic_tokens(batch), present, shared),
@@ -143,15 +141,15 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
 
         Args:
             batch: observations, and `VALUE_SCALE` if the value loss is normalized.
-            embeddings: inputs of the value head, which save a second forward pass;
-                None computes them from the observations.
+            embeddings: inputs of the value head, if known, to save a second forward
+                pass.
         """
         if embeddings is None:
             embeddings = self._forward(batch)[Columns.EMBEDDINGS]
         return self.scaled(self.actor.values(embeddings), batch)
 
     def critic_values(self, batch: Mapping[str, Any]) -> Tensor:
-        """Compute the values of a critic with networks of its own, scaled."""
+        """Compute the scaled values of a critic with separate networks."""
         assert self.critic is not None
         values = self.critic(_critic_tokens(batch), _present(batch))
         return self.scaled(values, batch)
@@ -166,7 +164,7 @@ def _critic_tokens(batch: Mapping[str, Any]) -> Tokens:
 
 
 def _present(batch: Mapping[str, Any]) -> Tensor:
-    """Return False for the agents of teams that are absent, ``(B, agents)`` bool."""
+    """Return the mask of a team's present agents, ``(B, agents)`` bool."""
     present: Tensor | None = batch.get(Columns.LOSS_MASK)
     if present is None:
         tokens = Tokens(**batch[Columns.OBS])

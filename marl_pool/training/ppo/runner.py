@@ -85,13 +85,13 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
 
     It uses neither gymnasium environments nor RLlib's connectors: `Rollout` steps all
     environments of the runner together, and its ``(T, num_envs, agents, …)`` tensors go
-    to a local learner as they are, or in episode chunks to remote ones. Values,
-    advantages and value targets are computed here, with the weights that sampled. Of
-    groups that do not learn only the returns are reported.
+    to a local learner unchanged, or to remote ones as episode chunks. Values,
+    advantages and value targets are computed here, with the weights that sampled. For
+    groups that do not learn, only the returns are reported.
 
-    An exception, also of a number that is not finite, is stored as `failure`, and
-    nothing is returned. RLlib would silently restart a remote runner that
-    raised; instead the driver reads `failure` and stops the run.
+    An exception, such as for a non-finite number, is stored as `failure`, and nothing
+    is returned. RLlib would silently restart a remote runner that raised; instead the
+    driver reads `failure` and stops the run.
     """
 
     failure: Failure | None = None
@@ -102,24 +102,24 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         self.run_config = self.settings.config
         seed_process(process_seed(self.run_config.seed, self.worker_index or 0))
         self.device: str = self.run_config.device
-        # A remote runner has one core, and a GPU only if it was given one.
+        # A remote runner has one core, and a GPU only if one was assigned.
         if self.worker_index:
             torch.set_num_threads(1)
             gpus = self.config.num_gpus_per_env_runner
             self.device = "cuda" if gpus > 0 else "cpu"
         self._weights_seq_no = self._restarts = 0
-        # Tensors of each module here and in a learner of this process.
+        # Tensors of each module here, and of its copy in this process's learner.
         self._learner: Learner | None = None
         self._weights: list[tuple[list[Tensor], list[Tensor]]] = []
         # The first `sample` resets the environments.
         self.rollout: Rollout | None = None
         self.env = self._build_env(first_episode=0)
-        # Modules are in evaluation mode: no dropout while sampling.
+        # Modules are in evaluation mode: there is no dropout while sampling.
         spec = self.config.get_multi_rl_module_spec(spaces=self.get_spaces())
         self.module = spec.build()
         for _, module in self.module.items():
             module.to(self.device).eval()
-        # Policies that learn act through their modules, fixed ones on their own.
+        # The modules hold the policies that learn; fixed ones are built here.
         self.policies = {
             name: self.module[module].policy
             for name, module in self.settings.modules.items()
@@ -148,15 +148,15 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
                 uses the fragment length of the configuration.
 
         Returns:
-            One chunk for each part of an episode that an agent lived through; none
-            after an exception.
+            A chunk for each part of an episode in which an agent acted without a
+            break; none after an exception.
         """
-        # The fragment is given in steps of an environment; RLlib may ask for a total.
+        # The fragment length counts steps of one environment, RLlib's argument of all.
         steps = self.config.get_rollout_fragment_length(self.worker_index)
         if num_timesteps is not None:
             steps = math.ceil(num_timesteps / self.env.num_envs)
-        # Episodes continue across fragments: note how far each environment has come,
-        # and make the chunks' ids unique over runners and fragments.
+        # Episodes continue across fragments: note the step of each environment, and
+        # make the chunks' ids unique over runners and fragments.
         first_steps = np.zeros(self.env.num_envs, np.int64)
         if self.rollout is not None and not self.env.turn_based:
             first_steps = self.rollout.env.steps.cpu().numpy().copy()
@@ -222,7 +222,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
                     ]
         except Exception as error:
             self.failure = Failure.of(error, type(self.env).__name__)
-            # Report the steps as taken: RLlib samples again until it has that many.
+            # Report the steps as taken, or RLlib would sample again to complete them.
             num_steps = steps * self.env.num_envs
             self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, num_steps, reduce="sum")
             return []
@@ -283,10 +283,10 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         return trajectory, *estimates
 
     def copy_weights(self, learner: Learner) -> None:
-        """Copy the weights of the learner in this process, always the same one."""
+        """Copy the weights of this process's learner, which is always the same one."""
         assert self._learner is None or self._learner is learner
         self._learner = learner
-        # Collecting the tensors takes longer than copying them.
+        # Collect the tensors only once, which takes longer than copying them.
         if not self._weights:
             modules = [
                 (module, learner.module[mid]) for mid, module in self.module.items()
@@ -319,7 +319,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
                 **kwargs,
             )
             state[WEIGHTS_SEQ_NO] = self._weights_seq_no
-        # Weight syncs name their components, so that they do not copy environments.
+        # Weight syncs request other components, so they do not copy environments.
         has_rollout = self._check_component(ROLLOUT, components, not_components)
         if has_rollout and self.rollout is not None:
             state[ROLLOUT] = self.rollout.state_dict()
@@ -328,7 +328,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     @override
     def set_state(self, state: dict[str, Any]) -> None:
         if COMPONENT_RL_MODULE in state:
-            # Keep the present weights if they are newer.
+            # Keep the current weights if they are newer.
             number = state.get(WEIGHTS_SEQ_NO, 0)
             if number == 0 or self._weights_seq_no < number:
                 weights = state[COMPONENT_RL_MODULE]
@@ -340,7 +340,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         if NUM_ENV_STEPS_SAMPLED_LIFETIME in state:
             self.num_env_steps_sampled_lifetime = state[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         self._restarts = state.get(RESTARTS, self._restarts)
-        # Only a single local runner can continue its environments; the state of one of
+        # Only a single local runner can continue its environments: the state of one of
         # several runners would make all of them repeat the same episodes.
         if ROLLOUT in state and not self.config.num_env_runners:
             self.rollout = self._new_rollout()
@@ -377,14 +377,13 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     def _new_rollout(self) -> Rollout:
         # Start the episode numbers at the steps so far, which no episode count exceeds.
         # The last episodes of a dead runner were never counted, so its successor skips
-        # far ahead: no episode is sampled twice.
+        # far ahead, and no episode is sampled twice.
         steps = self.num_env_steps_sampled_lifetime
         self.env = self._build_env(steps + self._restarts * EPISODES_PER_RESTART)
         # A runner that starts in mid-training knows only the steps of all runners, so
         # count the earlier episodes of each environment as of full length.
         environments = max(self.config.num_env_runners, 1) * self.env.num_envs
         played = steps // environments // self.env.max_steps
-        # Each rollout has a new perturbation.
         perturbation = None
         if options := self.run_config.perturbation.or_none:
             specs = [group.tokens for group in self.env.groups.values()]

@@ -62,7 +62,7 @@ from marl_pool.utils.text import print_line, quoted
 RETURN_WINDOW = 128
 """Number of episodes averaged in the logged mean return."""
 MOST_FIRST_KL = 1.0
-"""Largest distance from the sampling policy before a step, in nats, without a word."""
+"""Largest KL from the sampling policy before a step, in nats, without a warning."""
 KL, KL_COEFFICIENT = "mean_kl_loss", "curr_kl_coeff"
 LOSSES = {
     "policy_loss": "policy_loss",
@@ -72,7 +72,7 @@ LOSSES = {
     KL: "kl",
     KL_COEFFICIENT: "kl_coeff",
     learner.GRADIENT_NORM: learner.GRADIENT_NORM,
-    # RLlib logs it after the update: it is the rate of the next one.
+    # RLlib logs it after the update, so it is the rate of the next one.
     "default_optimizer_learning_rate": "learning_rate",
     learner.FIRST_RATIO_ERROR: learner.FIRST_RATIO_ERROR,
     learner.FIRST_KL: learner.FIRST_KL,
@@ -85,15 +85,13 @@ def train(
 ) -> None:
     """Train by PPO until the steps or the time limit are used up.
 
-    Args:
-        run: run that receives the results; it continues from its last checkpoint.
-        config: composed and checked configuration, as in ``run.config``.
-        should_stop: called before each iteration; True saves the run and ends it.
+    The run receives metrics, checkpoints and the best policy; with a checkpoint, it
+    continues from there. See `Job.function` for the arguments.
 
     Raises:
         InputError: parts of the configuration that do not fit each other.
-        StoppedError: a number was not finite, the environment raised, processes died
-            for good, or the disk is full; the last good checkpoint remains.
+        StoppedError: a number was not finite, the environment raised, processes kept
+            dying, or the disk is full; the last good checkpoint remains.
     """
     plain = with_absolute_folders(config)
     run_config = TrainConfig.from_plain(plain)
@@ -139,13 +137,13 @@ class PPOMethod(TrainingMethod):
     @override
     @contextmanager
     def session(self) -> Iterator[None]:
-        # Join or start Ray, unless all runs in this process.
+        # Join or start Ray, unless everything runs in this process.
         resources = self.config.resources
         ray: AbstractContextManager[None] = nullcontext()
         if has_processes(self.algorithm):
             count = resources.num_env_runners + resources.num_learners + 1
-            way = f"resume with: marl-pool resume {quoted(self.run.path)}"
-            ray = cluster.ray_session(resources.address, num_cpus=count, resume=way)
+            hint = f"resume with: marl-pool resume {quoted(self.run.path)}"
+            ray = cluster.ray_session(resources.address, num_cpus=count, resume=hint)
         elif resources.address:
             print_line(
                 "resources.address: not used, as the run has neither "
@@ -156,7 +154,7 @@ class PPOMethod(TrainingMethod):
             try:
                 if self.initial_weights:
                     set_weights(self.algo, self.initial_weights)
-                # Building the algorithm can set the number of threads.
+                # Building the algorithm can change the number of threads.
                 torch.set_num_threads(self.config.threads)
                 yield
             finally:
@@ -201,7 +199,6 @@ class PPOMethod(TrainingMethod):
 
     @override
     def step(self, iteration: int) -> Iteration | None:
-        # Sample and learn: one iteration of RLlib's algorithm.
         began = time.monotonic()
         result = self._train(iteration)
         sampled = result.get(ENV_RUNNER_RESULTS, {})
@@ -227,8 +224,8 @@ class PPOMethod(TrainingMethod):
                 self.has_overflowed = True
                 print_line(
                     f"iteration {iteration}: first_kl of module {module!r} is "
-                    f"{first_kl:.2g}, where 0 is right: its action probabilities are "
-                    "too extreme for float32; try a smaller policy.init_std or ppo.lr"
+                    f"{first_kl:.2g} instead of 0: its action probabilities are too "
+                    "extreme for float32; try a smaller policy.init_std or ppo.lr"
                 )
         # Count the steps, and keep the last returns for the logged mean.
         seconds = time.monotonic() - began
@@ -237,8 +234,8 @@ class PPOMethod(TrainingMethod):
         for group, returns in sampled.get(EPISODE_RETURNS, {}).items():
             if isinstance(returns, list):  # without episodes RLlib returns a NaN
                 self.returns[group].extend(returns)
-        # Make the row of metrics: the whole run, each group, each module.
-        # Nothing was learned where no agent that learns was alive.
+        # Make the row of metrics: the whole run, each group, each module. Without an
+        # active agent that learns, `learned` is empty.
         row = {
             "env_steps": steps,
             "episodes": int(sampled.get(NUM_EPISODES_LIFETIME, 0)),
@@ -250,7 +247,7 @@ class PPOMethod(TrainingMethod):
             ),
             "steps_per_second": new_steps / seconds,
         }
-        # Separate returns matter only where there are several groups.
+        # Separate returns matter only if there are several groups.
         if len(self.returns) > 1:
             for group in self.returns:
                 row[f"{group}/return_mean"] = self._return_mean([group])
@@ -282,8 +279,8 @@ class PPOMethod(TrainingMethod):
                 f"traceback in {file}{hint}"
             )
         # Runners may die: warn, and continue with their successors.
-        if self.algo.losses > self.deaths:
-            self.deaths = self.algo.losses
+        if self.algo.deaths > self.deaths:
+            self.deaths = self.algo.deaths
             print(
                 f"iteration {iteration}: a runner died ({self.deaths} so far); it is "
                 f"restarted at most {MAX_RESTARTS} times; see {self.run.error_path}",
@@ -329,7 +326,7 @@ class PPOMethod(TrainingMethod):
     @override
     def score_of(self) -> str:
         # Modules may learn at each other's expense, and a ramped perturbation makes the
-        # task harder: returns do not compare, and the newest checkpoint is the best.
+        # task harder: returns are not comparable, and the newest checkpoint is best.
         is_ramped = self.config.perturbation.get("ramp") is not None
         return NEWEST if is_ramped or len(set(self.modules.values())) > 1 else RETURN
 
@@ -338,7 +335,7 @@ class PPOMethod(TrainingMethod):
         if self.score_of == NEWEST:
             return iteration
         score = self._return_mean(self.modules)
-        # Without a finished episode, any later checkpoint is better.
+        # Without a finished episode, any later checkpoint counts as better.
         return -math.inf if math.isnan(score) else score
 
     @override

@@ -22,8 +22,8 @@ RECORDED = (
     Postprocessing.ADVANTAGES,
     Postprocessing.VALUE_TARGETS,
 )
-"""Columns of a step besides its observation, action and state; in RLlib the extra model
-outputs of an episode."""
+"""Columns of a step besides its observation, action and state; RLlib stores them as the
+extra model outputs of an episode."""
 
 
 def estimate_advantages(
@@ -36,8 +36,8 @@ def estimate_advantages(
         \delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)
 
     The value target is :math:`\hat A_t + V(s_t)`. A truncation and the end of the
-    fragment bootstrap from the value of the observation that followed; a termination
-    and an agent's death do not.
+    fragment bootstrap from the value of the next observation; a termination and an
+    agent's death do not.
 
     Source: Schulman et al., High-dimensional continuous control using generalized
     advantage estimation (2016), equation 16, https://arxiv.org/abs/1506.02438.
@@ -55,7 +55,6 @@ def estimate_advantages(
     # Bootstrap at a truncation, but not at a termination or death.
     bootstraps = lives & ~trajectory.terminated[..., None]
     next_values = torch.where(bootstraps, trajectory.next_values, 0.0)
-    # Compute the temporal-difference errors.
     errors = trajectory.rewards + gamma * next_values - trajectory.values
     # Sum the errors backwards in time, within an episode and an agent's life.
     decay = gamma * gae_lambda * (lives & ~ended)
@@ -64,25 +63,24 @@ def estimate_advantages(
     for t in reversed(range(len(errors))):
         running = errors[t] + decay[t] * running
         advantages[t] = running
-    # The value targets are the lambda-returns.
     return advantages, advantages + trajectory.values
 
 
 def own_turns(trajectory: Trajectory) -> Trajectory:
-    """Return the agents' own turns, one after the other.
+    """Reduce a fragment to the turns of each agent, one after the other.
 
-    Between two turns of an agent the others act; it earns rewards, and its policy's
-    state stays. So what follows a turn is the agent's next turn, or the end of its
-    life. A turn of which neither is known, because the fragment or a time limit came
-    first, is left out.
+    Between two turns of an agent the others act, while it may earn rewards, and its
+    policy's state stays the same. A turn is thus followed by the agent's next turn or
+    the end of its life. A turn for which neither is known, because the fragment or a
+    time limit ended first, is left out.
 
     Args:
         trajectory: fragment ``(T, num_envs, agents)``, of any environment.
 
     Returns:
-        The fragment as it is, if all living agents act in all steps. Otherwise one with
-        an environment of one agent for each agent, ``(turns, num_envs · agents, 1)``;
-        ``active`` is False past an agent's last turn.
+        The unchanged fragment, if all living agents act in all steps. Otherwise one
+        with a one-agent environment for each agent, ``(turns, num_envs · agents, 1)``;
+        ``active`` is False after an agent's last turn.
     """
     alive = trajectory.next_alive
     if alive is None:
@@ -102,7 +100,7 @@ def own_turns(trajectory: Trajectory) -> Trajectory:
         rewards[t] += torch.where(goes_on, rewards[t + 1], 0.0)
         final[t] = torch.where(goes_on, final[t + 1], final[t])
     is_complete = (acts_next | terminated | ~alive).gather(0, final)
-    # A turn that no other follows, or one that is left out, is the last of a sequence.
+    # A turn that is followed by none, or by one left out, is the last of a sequence.
     kept = active & is_complete
     is_followed = kept.roll(-1, 0)
     is_followed[-1] = False
@@ -134,7 +132,7 @@ def own_turns(trajectory: Trajectory) -> Trajectory:
 
 
 def share_rewards(trajectory: Trajectory) -> Trajectory:
-    """Replace the rewards by the mean over the agents that are present, in each step.
+    """Replace each step's rewards by their mean over the agents that are present.
 
     The mean, not the sum, keeps the scale of returns where the number of agents varies.
 
@@ -151,7 +149,7 @@ def share_rewards(trajectory: Trajectory) -> Trajectory:
 def to_teams(
     trajectory: Trajectory, advantages: Tensor, value_targets: Tensor, size: int
 ) -> tuple[Trajectory, Tensor, Tensor]:
-    """Make one agent of each team, whose columns hold its agents'.
+    """Join the agents of each team into one agent, with a dimension for its members.
 
     Args:
         trajectory: fragment ``(T, num_envs, agents)``.
@@ -190,7 +188,7 @@ def trajectory_rows(
 ) -> Rows:
     """Return the steps of one group, agent by agent, on the trajectory's device.
 
-    They have the order of the chunks of `to_episodes`.
+    They are in the order of the chunks of `to_episodes`.
 
     Args:
         trajectory: fragment of one group, ``(T, num_envs, agents)``.
@@ -212,7 +210,7 @@ def trajectory_rows(
         **_recorded(trajectory, advantages, value_targets),
         BEGINS: begins,
     }
-    # Order by environment, agent and time; drop the steps of agents that were dead.
+    # Order by environment, agent and time; drop the steps of inactive agents.
     rows = map_rows(lambda tensor: tensor.movedim(0, 2).flatten(0, 2), columns)
     active = trajectory.active.movedim(0, 2).flatten()
     return rows if active.all() else map_rows(operator.itemgetter(active), rows)
@@ -293,7 +291,7 @@ def to_episodes(
 def _recorded(
     trajectory: Trajectory, advantages: Tensor, value_targets: Tensor
 ) -> dict[str, Tensor]:
-    """Return the columns `RECORDED`, and the leaves of the states."""
+    """Return the columns `RECORDED`, the leaves of the states and a team's mask."""
     tensors = (trajectory.log_probs, trajectory.logits, trajectory.values)
     leaves = tree_leaves(trajectory.states)
     return {

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, distributed, nn
 
 DECAY = 0.99999
-"""Weight of the past in a running mean, as published."""
+"""Weight of the past in the running means, as published."""
 LEAST_VARIANCE = 1e-2
 """Lower limit of the variance, as published."""
 
 
 class ValueNorm(nn.Module):
-    r"""Running mean and deviation of value targets, in whose units a critic predicts.
+    r"""Running mean and standard deviation of value targets, to normalize values.
 
     .. math::
         \mu \leftarrow \beta \mu + (1 - \beta) \overline{R}, \quad
@@ -18,13 +18,13 @@ class ValueNorm(nn.Module):
         d \leftarrow \beta d + (1 - \beta)
 
     The mean is :math:`\mu / d` and the variance :math:`\max(m / d - (\mu / d)^2,
-    0.01)`. With :math:`\beta = 0.99999` it is close to the mean over all batches so
-    far. Until the first update it is the identity.
+    0.01)`. With :math:`\beta = 0.99999` they are close to the statistics of all batches
+    so far. Until the first update values are unchanged.
 
     Source: ``ValueNorm`` of https://github.com/marlbenchmark/on-policy (Yu et al.,
-    2022, https://arxiv.org/abs/2103.01955). Differences: it is updated once a batch,
-    not in each minibatch of each epoch; and the loss of the values is PPO's of RLlib,
-    where theirs is a Huber loss that is clipped around the values of the sampler.
+    2022, https://arxiv.org/abs/2103.01955). Differences: it is updated once per batch,
+    not in each minibatch of each epoch; and the value loss is as in RLlib's PPO, not a
+    Huber loss clipped around the values recorded while sampling.
     """
 
     mean_sum: Tensor
@@ -38,7 +38,7 @@ class ValueNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, targets: Tensor) -> None:
-        """Add a batch of targets, of any shape; learners in step add up theirs."""
+        """Add a batch of targets, of any shape, over all learners."""
         numbers = targets.double()
         sums = torch.stack(
             [numbers.sum(), numbers.square().sum(), numbers.new_tensor(numbers.numel())]
@@ -51,11 +51,11 @@ class ValueNorm(nn.Module):
             (self.square_sum, squares / count),
             (self.debias, torch.ones_like(count)),
         ):
-            # RLlib's checkpoints have float32, so the buffers have no more digits.
+            # The buffers are float32, as in RLlib's checkpoints.
             buffer.copy_(DECAY * buffer.double() + (1 - DECAY) * value)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Return mean and deviation, scalars; 0 and 1 before the first update."""
+        """Return mean and standard deviation; 0 and 1 before the first update."""
         is_new = self.debias == 0
         debias = torch.where(is_new, 1.0, self.debias.double())
         mean = self.mean_sum / debias

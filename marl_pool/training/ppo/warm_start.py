@@ -1,4 +1,4 @@
-"""Trainings that start with the weights of saved policies."""
+"""Training runs that start with the weights of saved policies."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ from marl_pool.utils.errors import InputError
 Weights = dict[str, Tensor]
 """Parameters of a policy by name."""
 SPACES = ("spec", "action_space")
-"""Options that say for which tokens and actions a policy is."""
+"""Options that specify the tokens and actions of a policy."""
 TRIAL_SETS = 16
 """Sets of tokens on which a saved policy and the run's are compared."""
 
@@ -29,9 +29,9 @@ def load_initial_weights(
     modules: Mapping[str, str],
     specs: Mapping[str, RLModuleSpec],
 ) -> dict[str, Weights]:
-    """Read the weights with which each module begins, by its name.
+    """Read the initial weights of each module, by its name.
 
-    A module that several groups share begins with the policy of its first group. Empty
+    A module that several groups share starts with the policy of its first group. Empty
     if ``config.init`` is None.
 
     Args:
@@ -40,7 +40,7 @@ def load_initial_weights(
         specs: specification of each module.
 
     Raises:
-        InputError: no such policy, or one of another form.
+        InputError: no such policy, or one that does not fit the run's.
     """
     weights: dict[str, Weights] = {}
     if config.init is None:
@@ -60,7 +60,7 @@ def load_initial_weights(
 
 
 def set_weights(algo: BatchedPPO, weights: Mapping[str, Weights]) -> None:
-    """Give learners and runners the policies' weights; critics of teams keep theirs."""
+    """Set the policies' weights in learners and runners; a `Critic` keeps its own."""
     modules = algo.learner_group.get_weights()
     for name, policy in weights.items():
         modules[name] |= {f"policy.{key}": tensor for key, tensor in policy.items()}
@@ -78,22 +78,22 @@ def _copy_weights(saved: SpecifiedPolicy, policy: TokenPolicy, source: str) -> N
             or actions, or with other parameters.
     """
     if differences := "; ".join(_differences(policy.config, saved.config)):
-        raise InputError(f"{source} is of another form: expected {differences}")
+        raise InputError(f"{source} has other options: expected {differences}")
     validate_same_parameters(saved, policy, source)
     policy.load_state_dict(saved.state_dict())
-    # Options that one of the two does not name may still differ.
+    # Options that only one of the two names may still differ.
     tokens = _trial_tokens(policy.spec)
     with torch.no_grad():
         outputs = zip(saved(tokens), policy(tokens), strict=True)
     is_same = (torch.allclose(*pair, 1e-3, 1e-6, equal_nan=True) for pair in outputs)
     if not all(is_same):
-        raise InputError(f"{source} computes something else with the same weights")
+        raise InputError(f"{source} computes other outputs with the same weights")
 
 
 def _differences(
     expected: Mapping[str, Any], actual: Mapping[str, Any], path: str = ""
 ) -> Iterator[str]:
-    """Yield the options that two policies set to other values, by their keys."""
+    """Yield the options with different values in two policies, by key."""
     for key, value in expected.items():
         if key not in actual or key in SPACES:
             continue
@@ -104,7 +104,7 @@ def _differences(
 
 
 def _trial_tokens(spec: TokenSpec) -> Tokens:
-    """Return random tokens ``(TRIAL_SETS, N)``, with a self token if there are such."""
+    """Return random tokens ``(TRIAL_SETS, N)``, with a self token if specified."""
     generator = torch.Generator().manual_seed(0)
     shape = (TRIAL_SETS, spec.num_tokens)
     features = torch.rand(*shape, spec.num_features, generator=generator)

@@ -42,7 +42,7 @@ from marl_pool.utils.errors import InputError, one_line
 
 PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
 BATCHES = 2
-"""Batches to time in each epoch of an estimate, after a first one for warm-up."""
+"""Timed batches in each epoch of an estimate, after one for warm-up."""
 
 
 class Cost(NamedTuple):
@@ -69,7 +69,7 @@ class Cost(NamedTuple):
 def fit(
     run: Run, config: Mapping[str, Any], should_stop: Callable[[], bool] = never
 ) -> None:
-    """Fit a network for each fold, measure the best of each, write results.
+    """Fit a network for each fold, test the best weights of each, write the results.
 
     The run receives metrics, checkpoints, networks, pictures and ``results.json``; with
     a checkpoint, it continues from there. See `Job.function` for the arguments.
@@ -194,9 +194,9 @@ def _best_network(run: Run, task: Task, seed: int, fold: int) -> nn.Module:
 class FitMethod(TrainingMethod):
     """k-fold fit of a task's network; an iteration is an epoch.
 
-    Each fold trains another network on k - 1 parts of the training examples and
-    keeps the weights of the lowest validation metric on the remaining part. These are
-    measured on the hold-out test set; results are means over folds.
+    Each fold trains a separate network on k - 1 parts of the training examples and
+    keeps the weights with the lowest validation metric on the remaining part. These
+    are measured on the hold-out test set; results are means over folds.
     """
 
     unit = "epochs"
@@ -246,11 +246,10 @@ class FitMethod(TrainingMethod):
 
     @override
     def step(self, iteration: int) -> Iteration:
-        # End a fold here and not after its last epoch: a killed run measures it again.
+        # End a fold here, not after its last epoch, so a killed run tests it again.
         if self.learner.is_done:
             self._end_fold()
             self._begin(self.fold + 1)
-        # Train for an epoch, then measure the validation examples.
         learner = self.learner
         learned = learner.learn(learner.rows.train)
         measured = learner.measure("train", learner.rows.validation)
@@ -283,7 +282,6 @@ class FitMethod(TrainingMethod):
             make_folder(file.parent)
             write_tensors(learner.best, file)
             add_to_manifest(file.parent, file.name)
-        # Report the test of the best network, and the epoch that it comes from.
         self.results.append(
             FoldResult(
                 fold=self.fold,
@@ -297,8 +295,7 @@ class FitMethod(TrainingMethod):
         )
 
     def _write_results(self) -> None:
-        """Measure baselines, plot pictures and write all results."""
-        # Plot predictions of the network of the first fold.
+        """Score baselines, plot pictures of the first fold and write all results."""
         network = _best_network(self.run, self.task, self.config.seed, 0)
         folder = self.run.path / PICTURES
         with writing(self.run, self.where(0), "the results"):

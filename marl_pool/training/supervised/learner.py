@@ -57,7 +57,7 @@ def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold
             f"got {settings.folds}"
         )
     shuffled = torch.randperm(count, generator=generator_of(seed, "folds"))
-    # One fold has a fraction for validation, several have a part each.
+    # A single fold validates on a fraction, several on one part each.
     if settings.folds == 1:
         size = max(1, round(count * settings.validation))
         validation, train = shuffled[:size], shuffled[size:]
@@ -65,7 +65,7 @@ def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold
         parts = shuffled.tensor_split(settings.folds)
         validation = parts[number]
         train = torch.cat([*parts[:number], *parts[number + 1 :]])
-    # Training examples must be left, at least a batch of them.
+    # At least one batch of training examples must remain.
     if not len(train):
         raise InputError(
             f"fit.validation: expected a fraction that leaves some of the {count} "
@@ -96,10 +96,10 @@ def number_of(seed: int, *names: object) -> int:
 
 
 def must_go_back(losses: Sequence[float]) -> bool:
-    """Decide on back-tracking to the weights of the best epoch.
+    """Return True if it is time to return to the weights of the best epoch.
 
-    With e earlier epochs it is due if more than ``max(β e, 5)`` of the epochs directly
-    before the current one were no worse than it.
+    After e earlier epochs, that is so if more than ``max(β e, 5)`` of them, directly
+    before the current one, were no worse than it.
 
     Source: the published code of SWARM (Vollgraf, https://arxiv.org/abs/1906.09400).
     The text (section 4.1.3) differs a little: there the epochs have to be better, more
@@ -107,7 +107,7 @@ def must_go_back(losses: Sequence[float]) -> bool:
 
     Args:
         losses: validation loss of each epoch, the current one last; for an epoch after
-            which training returned to the best weights, their loss.
+            which training returned to the best weights, the loss of these.
     """
     *earlier, current = losses
     no_worse = takewhile(lambda loss: loss <= current, reversed(earlier))
@@ -150,8 +150,8 @@ class FoldLearner:
     Attributes:
         rows: row numbers of the fold's examples.
         network: network in training.
-        losses: validation metric of each epoch; after a return to the best weights
-            theirs.
+        losses: validation metric of each epoch; after a return to the best weights,
+            the metric of these.
         best: weights of the best epoch.
         best_moments: moments of the optimizer in that epoch, for back-tracking only.
         rate: factor of the learning rate by back-tracking.
@@ -165,7 +165,7 @@ class FoldLearner:
         self.settings = settings = config.fit
         self.device = torch.device(config.device)
         self.rows = fold_rows(task.num_train, number, self.seed, settings)
-        # Each fold has a network with other initial weights.
+        # Each fold has a network with different initial weights.
         network = task.make_network(network_seed(self.seed, number)).to(self.device)
         if settings.compile:
             self.network = network
@@ -205,8 +205,8 @@ class FoldLearner:
         return self.epoch >= self.settings.epochs or self.is_out_of_time
 
     def learn(self, rows: Tensor) -> EpochMetrics:
-        """Train for one epoch: all rows once, shuffled, but for an incomplete batch."""
-        # Seed all randomness by fold and epoch: a resumed run repeats it.
+        """Train for an epoch on all rows, shuffled, except an incomplete last batch."""
+        # Seed all randomness by fold and epoch, so that a resumed run repeats it.
         names = (self.number, self.epoch)
         order = torch.randperm(len(rows), generator=generator_of(self.seed, *names))
         generator = generator_of(self.seed, "learn", *names)
@@ -233,13 +233,13 @@ class FoldLearner:
 
     def _progress(self, examples: int) -> float:
         """Return the fraction of the fold completed at the middle of the next step."""
-        a_pass = examples // self.settings.batch_size
-        by_steps = (self.step + 0.5) / (a_pass * self.settings.epochs)
+        epoch_steps = examples // self.settings.batch_size
+        by_steps = (self.step + 0.5) / (epoch_steps * self.settings.epochs)
         by_time = self.seconds / (self.settings.seconds_per_fold or math.inf)
         return min(max(by_steps, by_time), 1.0)
 
     def measure(self, split: Split, rows: Tensor) -> EpochMetrics:
-        """Measure the present network on all ``rows``."""
+        """Measure the current network on all ``rows``."""
         self.network.eval()
         # Every measurement of a split uses the same random numbers.
         generator = generator_of(self.seed, "measure", split)
@@ -261,13 +261,12 @@ class FoldLearner:
         Otherwise, with back-tracking, return to the best ones if it is time.
         """
         self.losses.append(loss)
-        # Keep a copy of the best weights.
         if self.best_epoch == self.epoch - 1:
             self.best = deepcopy(self.network.state_dict())
             if self.settings.back_tracking:
                 self.best_moments = deepcopy(moments(self.optimizer))
         elif self.settings.back_tracking and must_go_back(self.losses):
-            # Count the epoch as the best one, because it has its weights.
+            # Count the epoch as the best one, whose weights it now has.
             self.losses[-1] = min(self.losses)
             self.network.load_state_dict(self.best)
             load_moments(self.optimizer, self.best_moments)
@@ -276,7 +275,6 @@ class FoldLearner:
     def _evaluate(
         self, split: Split, rows: Tensor, generator: torch.Generator
     ) -> LossAndMetrics:
-        # Move the batch to the device, then apply the network in the chosen precision.
         batch = {
             name: tensor.to(self.device, non_blocking=True)
             for name, tensor in self.task.batch(split, rows).items()
@@ -304,7 +302,7 @@ class FoldLearner:
         write_json(folder / COUNTS, {name: getattr(self, name) for name in COUNTED})
 
     def restore(self, folder: Path) -> None:
-        """Restore what a learner of the same options has saved."""
+        """Restore what a learner with the same options saved."""
         parts = read_parts(folder / STATE, str(self.device))
         self.network.load_state_dict(parts["network"])
         load_moments(self.optimizer, parts["adam"])

@@ -39,12 +39,11 @@ def write_results(
     pictures: Sequence[Path],
     **entries: Any,
 ) -> dict[str, Any]:
-    """Write the results of a run, with more ``entries``; return the document."""
+    """Write the results of a run, with additional ``entries``; return the document."""
 
     def over_folds(statistic: Callable[[list[float]], float]) -> dict[str, float]:
         return {k: statistic([fold.test[k] for fold in folds]) for k in folds[0].test}
 
-    # Collect settings, scores of the folds and their mean.
     document = {
         **{
             key: run.config[key]
@@ -93,7 +92,7 @@ def read_results(run: Path) -> dict[str, Any]:
             )
     except FileNotFoundError as error:
         raise InputError(
-            f"{run}: expected {FILE}, got none; continue by: marl-pool resume {run}"
+            f"{run}: expected {FILE}, got none; continue with: marl-pool resume {run}"
         ) from error
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
@@ -105,12 +104,11 @@ def read_study(
 ) -> dict[Path, dict[str, Any]]:
     """Read the results of all finished runs in a folder, by the runs' folders.
 
-    ``tasks`` are the permitted names of tasks; by default all are.
+    ``tasks`` holds the permitted names of tasks; by default all are permitted.
 
     Raises:
         InputError: no finished run, a damaged one, or one of another task.
     """
-    # A run is finished if it has results.
     runs = {
         config.parent: read_results(config.parent)
         for config in sorted(folder.rglob(CONFIG))

@@ -33,8 +33,8 @@ class FitSettings:
     epochs: PositiveInt = 10
     """Maximum passes over a fold's training examples."""
     seconds_per_fold: PositiveFloat | None = None
-    """Seconds of training, without measuring, after which a fold ends; the learning
-    rate schedule is stretched to them. With None only ``epochs`` limit a fold. A run
+    """Seconds of training, without validation, after which a fold ends; the learning
+    rate schedule is stretched to them. With None only ``epochs`` limits a fold. A run
     with a time limit cannot be reproduced exactly."""
     batch_size: Examples = 750
     """Examples of a gradient step."""
@@ -86,8 +86,8 @@ class FitSettings:
     def epochs_over(self, fold: int, epoch: int, seconds: float) -> int:
         """Count the epochs of all folds so far, for progress.
 
-        With a time limit the elapsed fraction of the fold's ``seconds`` counts: 500 of
-        1000 epochs after half of the seconds, however few they really were.
+        With a time limit, the elapsed fraction of the fold's seconds counts: 500 of
+        1000 epochs after half of the time, however few there were.
         """
         elapsed = min(seconds / (self.seconds_per_fold or math.inf), 1.0)
         return int(fold * self.epochs + max(epoch, int(elapsed * self.epochs)))
@@ -113,7 +113,7 @@ class FitRunSettings(RunConfig):
     """Size of the study: tiny (seconds), cpu (within an hour on two cores), paper
     (as published). Label only; other keys hold the sizes."""
     data_dir: str | None = None
-    """Folder of data sets, also for generated data, or None for one in the run."""
+    """Folder of data sets, read or generated, or None for one in the run's folder."""
     download: bool = False
     """Download a data set that ``data_dir`` lacks, and verify its checksum."""
     checkpoint: CheckpointSettings = field(

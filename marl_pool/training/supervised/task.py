@@ -33,8 +33,8 @@ class Task(ABC):
     ``pooling`` (a `NamedOptions`, or None for ``none``), ``dropout``, ``init_std``,
     ``data_dir`` and ``download``.
 
-    The trainer calls `prepare` once, then for each fold `make_network`, and for each
-    epoch `begin_epoch` and `evaluate` on batches of `batch`; at the end `finish`.
+    The trainer calls `prepare` once, `make_network` for each fold, `begin_epoch` and
+    `evaluate` (on batches from `batch`) for each epoch, and `finish` at the end.
 
     Attributes:
         metric: name of the metric that validation minimises.
@@ -48,16 +48,16 @@ class Task(ABC):
 
     @abstractmethod
     def prepare(self, folder: Path) -> None:
-        """Generate or read the data; large files go to ``folder``, made if needed.
+        """Generate or read the data; large files go to ``folder``, created if needed.
 
         Raises:
             InputError: missing or damaged data.
         """
 
     def preview(self, folder: Path) -> None:
-        """Prepare enough data to estimate the cost of a run; by default all of them.
+        """Prepare enough data to estimate the cost of a run; by default all of it.
 
-        Rows of `batch` may then be other examples than after `prepare`.
+        The rows of `batch` may then be other examples than after `prepare`.
         """
         self.prepare(folder)
 
@@ -81,10 +81,10 @@ class Task(ABC):
     def begin_epoch(  # noqa: B027 - most tasks have no schedule
         self, network: nn.Module, epoch: int, epochs: int
     ) -> None:
-        """Update the schedule before an epoch, from 0, of a fold's ``epochs``."""
+        """Update the schedule before ``epoch``, from 0, of a fold's ``epochs``."""
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
-        """Score naive predictors; return ``(B,)`` values of ``metric`` by name."""
+        """Score naive predictors by ``metric``; return ``(B,)`` values by name."""
         return {}
 
     def finish(

@@ -1,1 +1,1 @@
-"""Sweeps: many runs of a grid or a search, several at a time on ray."""
+"""Sweeps: the runs of a grid or a search, several at a time on ray."""

@@ -1,4 +1,4 @@
-"""Estimates before a sweep starts: size, detectable effect, duration."""
+"""Estimates before a sweep starts: size, detectable difference, duration."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.utils.devices import torch_threads, without_denormals
 
 SEED = "seed"
-"""Key whose values are repetitions; a cell is a combination of the other values."""
+"""Key whose values are repetitions; a cell combines values of the other keys."""
 ALPHA, POWER = 0.05, 0.8
 """Probabilities of a false detection, and of detecting a difference."""
 STEPS = 32
@@ -37,7 +37,6 @@ def size_of(
 ) -> str:
     """Describe the number of runs and steps, in total and remaining."""
     axes = " x ".join(f"{key} ({len(values)})" for key, values in grid.items())
-    # Sort the trials by what is left of them.
     remaining_steps = {t.name: job.total(t.config) - done[t.name] for t in trials}
     finished = sum(steps <= 0 for steps in remaining_steps.values())
     started = sum(
@@ -57,7 +56,7 @@ def detectable(grid: Grid, seed_sd: float | None) -> str:
     """Describe the smallest difference between two cells that the sweep can detect.
 
     Args:
-        grid: the number of its ``seed`` values is the number of runs of a cell.
+        grid: its number of ``seed`` values is the number of runs of a cell.
         seed_sd: standard deviation of the return between seeds, if known.
     """
     seeds = len(grid.get(SEED, [None]))
@@ -112,7 +111,7 @@ def time_left(
     trials: Sequence[Trial], done: Mapping[str, int], concurrency: int, job: Job
 ) -> str:
     """Time a short part of each kind of run, and describe the remaining duration."""
-    # Trials that differ only in seed and length are equally fast: time one of them.
+    # Trials that differ only in seed and length are equally fast: time only one.
     kinds = {cell_of(trial.config): trial.config for trial in trials}
     measured = {cell: measure(job.config.from_plain(c)) for cell, c in kinds.items()}
     seconds = [
@@ -156,7 +155,7 @@ class Throughput(NamedTuple):
 
 
 def cell_of(config: Mapping[str, Any]) -> str:
-    """Return a text that configurations of the same throughput share."""
+    """Return a string that is equal for configurations of the same throughput."""
     kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
     return json.dumps(kept, sort_keys=True)
 
@@ -174,7 +173,7 @@ def measure(config: TrainConfig | FitConfig) -> Throughput | None:
         ):
             if isinstance(config, TrainConfig):
                 return _time_ppo(config)
-            # Of a fit, the duration of an epoch, including its part of the tests.
+            # For a fit, the duration of an epoch includes its share of the tests.
             with tempfile.TemporaryDirectory() as folder:
                 cost = price(config, Path(folder))
             return Throughput(1, cost.seconds / (cost.folds * cost.epochs))
@@ -190,7 +189,6 @@ def _time_ppo(config: TrainConfig) -> Throughput:
     Sampling time is scaled by the steps, learning time by the rows and passes; the
     remaining time of an iteration is constant.
     """
-    # Shorten the batch to a few steps, and take one pass over it.
     ppo, length = config.ppo, algorithm_config(config).rollout_fragment_length
     short_length = min(STEPS, length)
     batch = ppo.batch_size // length * short_length
@@ -212,6 +210,6 @@ def _time_ppo(config: TrainConfig) -> Throughput:
     overhead = max(elapsed - sampling - learning, 0.0)
     seconds = (sampling + learning * ppo.num_epochs) * length / short_length + overhead
     runners = max(1, config.resources.num_env_runners)
-    # What the first iteration took longer belongs to the start, as building does.
+    # The extra time of the first iteration counts as startup, like building.
     start = max(middle - begin - elapsed, 0.0)
     return Throughput(length * ppo.num_envs * runners, seconds, start)

@@ -1,11 +1,11 @@
 """Early stopping of a search's trials, by asynchronous successive halving (ASHA).
 
-A trial compares itself with the runs beside it: whatever process or session trained
-them, their metrics are in the folder.
+A trial is compared with the other runs in its sweep's folder, whichever process or
+session trained them.
 
 Source: Li et al. (2020), A System for Massively Parallel Hyperparameter Tuning,
-https://arxiv.org/abs/1810.05934, without the paper's pauses: a trial that was stopped
-does not go on.
+https://arxiv.org/abs/1810.05934, without the paper's pauses: a stopped trial never
+continues.
 """
 
 import math
@@ -25,16 +25,16 @@ from marl_pool.utils.errors import InputError
 RUNGS, WHOLE = (10, 30, 90), 100
 """Percentages of training at which a trial may be stopped, and of a finished one."""
 REDUCTION = 3
-"""A trial goes on if it is in the best third of those that came as far before it."""
+"""A trial goes on in the best third of those that came to its rung before it."""
 
 
 @dataclass
 class EarlyStopping:
-    """Tell when a trial has to stop for the sake of the search.
+    """Decision on when a trial of a search stops early.
 
     Attributes:
         metric: column of the metrics, with a minus in front if lower is better.
-        enabled: False to stop only a trial without the metric.
+        enabled: False to stop only trials without the metric.
         verb: train or fit.
         config: plain configuration of the trial.
         was_worse: True once the trial was stopped because others were better.
@@ -53,7 +53,7 @@ class EarlyStopping:
     def should_stop(self, run: Run) -> bool:
         """Return True to stop; called before each iteration."""
         row = run.metrics.last
-        # A session may begin after the row that decides.
+        # A session may begin after the row to compare.
         if not row and (rows := run.metrics.readable_rows()):
             row = rows[-1]
         if not row:
@@ -125,7 +125,7 @@ def score_of(rows: Iterable[Row], metric: str) -> float | None:
 
 
 def percentage(verb: str, config: Mapping[str, Any]) -> Callable[[Row], int]:
-    """Return a function of a row: the percentage of training that is done."""
+    """Return a function that maps a row to the percentage of training completed."""
     job = JOBS[verb]
     run_config = job.config.from_plain(config)
     total = job.limit(run_config)

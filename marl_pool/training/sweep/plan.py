@@ -1,4 +1,4 @@
-"""Plan of a sweep: its trials, and what they have in common."""
+"""Plan of a sweep: its trials, and their common settings."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -21,12 +21,12 @@ class Plan:
 
     Attributes:
         grid: key → values; empty for a search.
-        overrides: common to all trials, as typed.
-        settings: of the execution.
-        trials: all combinations of the grid, the last key varying fastest; of a search
-            those that were proposed.
+        overrides: overrides common to all trials, as typed.
+        settings: settings of the execution.
+        trials: all combinations of the grid, the last key varying fastest; for a
+            search, the proposed trials.
         space: key → range of a search, or None for a grid.
-        common: settings that all trials take over, as plain data.
+        common: settings that all trials share, as plain data.
     """
 
     grid: Grid
@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def examples(self) -> list[Trial]:
-        """Trials of all kinds, which need not be trials that run."""
+        """Trials of every kind, to validate and time before any trial runs."""
         return self.trials
 
     def share(self, **config: Any) -> None:
@@ -64,7 +64,7 @@ class SearchPlan(Plan):
 
     @property
     def examples(self) -> list[Trial]:
-        """Trials of all kinds, which do not run."""
+        """Trials of every kind; they are not run themselves."""
         return self.probes
 
     def add(self, values: Mapping[str, Any]) -> Trial:
@@ -77,7 +77,7 @@ class SearchPlan(Plan):
 
 @contextmanager
 def prepared(sweep: Sweep, plan: Plan, dry_run: bool) -> Iterator[None]:
-    """Complete a plan: earlier proposals, storage, and a folder of shared data.
+    """Complete a plan with earlier proposals, storage and a folder of shared data.
 
     Raises:
         InputError: a run was made by another verb or with other settings, or the
@@ -92,15 +92,15 @@ def prepared(sweep: Sweep, plan: Plan, dry_run: bool) -> Iterator[None]:
         sweep.mirror.probe()
         restore_proposals(sweep, sweep.mirror)
         plan.share(storage=f"{sweep.mirror.url}/{TRIALS}")
-    # A search continues with the trials that it proposed.
+    # A search continues with its earlier proposals.
     if isinstance(plan, SearchPlan):
         for proposal in sweep.proposals():
             plan.add(proposal.values)
-    # Trials that ran on another machine, or before this one, are in the storage.
+    # Trials from other machines or earlier sessions are in the storage.
     for trial in plan.trials if sweep.mirror else ():
         restore(sweep.run_path(trial), trial.config.get("storage"))
     with tempfile.TemporaryDirectory() as scratch:
-        # Trials share the data that one of them has made; a dry run leaves nothing.
+        # Trials share data that one of them generates; a dry run leaves none behind.
         if config.get("data_dir", scratch) is None:
             data = Path(scratch) if dry_run else (sweep.path / "data").absolute()
             plan.share(data_dir=str(data))

@@ -1,4 +1,4 @@
-"""Progress display of a sweep: states of the trials, steps done, time left."""
+"""Progress display of a sweep: states of the trials, completed steps, time left."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class TrialProgress:
     """One row of a `TrialTable`."""
 
     total: int
-    """Steps of the finished trial."""
+    """Steps of the trial once it is finished."""
     steps: int
     state: TrialState = TrialState.WAITING
     note: str = ""
@@ -45,8 +45,8 @@ class TrialTable(Progress):
     trial changes, and the summary at intervals. Use it as a context manager.
 
     Args:
-        totals: steps of each finished trial, by name.
-        done: steps done, by name; others have none.
+        totals: steps of each trial once it is finished, by name.
+        done: completed steps by name; 0 for trials without an entry.
         options: arguments of `Progress`.
     """
 
@@ -75,13 +75,13 @@ class TrialTable(Progress):
         self.refresh()
 
     def advance(self, steps: Mapping[str, int]) -> None:
-        """Set the steps done, by trial name."""
+        """Set the completed steps, by trial name."""
         for name, count in steps.items():
             self.rows[name].steps = count
         self.refresh()
 
     def named(self, state: TrialState) -> list[str]:
-        """Names of the trials in a state."""
+        """Return the names of the trials in a state."""
         return [name for name, row in self.rows.items() if row.state == state]
 
     @property
@@ -119,7 +119,6 @@ class TrialTable(Progress):
         row = self.rows[name]
         seconds = self.clock() - row.started[0]
         steps = row.steps - row.started[1]
-        # The rate since this process started the trial.
         rate = ""
         if steps and seconds > 0:
             speed = steps / seconds

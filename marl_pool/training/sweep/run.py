@@ -31,15 +31,15 @@ VALIDATE: dict[str, tuple[Callable[[Any], None], Callable[[Any], object]]] = {
     "train": (cluster.validate_device, algorithm_config),
     "fit": (validate_gpu, make_task),
 }
-"""By verb, the functions that reject a missing device, and parts that do not fit."""
+"""By verb, functions that reject a missing device and parts that do not fit."""
 
 
 def run_sweep(sweep: Sweep, plan: Plan, dry_run: bool) -> dict[str, str]:
     """Print a summary of the sweep, run its unfinished trials, and write the table.
 
     Args:
-        sweep: its folder is created here, except in a dry run.
-        plan: complete; a search adds the trials that it proposes.
+        sweep: sweep whose folder is created here, except in a dry run.
+        plan: completed plan; a search adds the trials that it proposes.
         dry_run: stop after the summary.
 
     Returns:
@@ -69,7 +69,7 @@ def run_sweep(sweep: Sweep, plan: Plan, dry_run: bool) -> dict[str, str]:
         # A search will add trials like its probes.
         num_new = max(0, settings.trials - len(trials)) if search else 0
         kinds = todo + plan.examples if num_new else todo
-        # The machines of a cluster may have data that this one lacks.
+        # Machines of a cluster may have data that this one lacks.
         if sweep.verb == "fit" and settings.address is None:
             _validate_data(kinds)
         # Print the size, the detectable effect and the estimated duration.
@@ -78,15 +78,15 @@ def run_sweep(sweep: Sweep, plan: Plan, dry_run: bool) -> dict[str, str]:
         else:
             _say(size_of(sweep.grid, trials, done, job))
             _say(detectable(sweep.grid, settings.seed_sd))
-        way = f"resume with: marl-pool resume {quoted(sweep.path)}"
+        hint = f"resume with: marl-pool resume {quoted(sweep.path)}"
         with _resources(
-            sweep.verb, kinds, settings, "" if dry_run else way
+            sweep.verb, kinds, settings, "" if dry_run else hint
         ) as concurrency:
             timed = todo + plan.examples[:1] * num_new
             _say(time_left(timed, done, concurrency, job))
             if not dry_run:
                 return _run(sweep, plan, todo, done, concurrency, search)
-    # A dry run lists the trials and how far each has come.
+    # A dry run lists the trials and the progress of each.
     unit = job.unit
     _say(*(f"{done[trial.name]:>12,} {unit}  {trial.name}" for trial in trials))
     return {}
@@ -118,7 +118,6 @@ def _run(
         if search is not None:
             search.end(trial, outcome)
 
-    # One process at a time may run the sweep.
     with sweep.lock():
         if search is not None:
             search.validate_current()
@@ -145,7 +144,7 @@ def _run(
 def _report_damage(
     sweep: Sweep, trials: Sequence[Trial], todo: Sequence[Trial]
 ) -> None:
-    """Print which trials are damaged; the output of their processes is not shown."""
+    """Report damaged trials, because the output of their processes is not shown."""
     for trial in trials:
         run = sweep.run(trial)
         if run is None:
@@ -168,11 +167,11 @@ def _validate_parts(
     for trial in {cell_of(trial.config): trial for trial in trials}.values():
         config = JOBS[verb].config.from_plain(trial.config)
         with naming(trial.name):
-            # The machines of a cluster may have devices that this one lacks.
+            # Machines of a cluster may have devices that this one lacks.
             if settings.address is None:
                 validate_device(config)
             assemble(config)
-            # Modules are shipped to a cluster if they are loaded here.
+            # Import the modules here, which ships them to a cluster.
             callback_classes(config.callbacks)
 
 
@@ -218,7 +217,7 @@ def _resources(
     ):
         # Reject trials that would wait forever for CPUs or GPUs.
         cluster.validate_cluster(largest, "sweep")
-        # The autoscaler brings what waiting trials need.
+        # An autoscaler adds machines for the trials that wait.
         limit = max(1, int(ray.cluster_resources().get("CPU", 0)) // cpus)
         yield settings.concurrency or (len(trials) if cluster.may_grow() else limit)
 

@@ -30,13 +30,13 @@ NOT_SHARED = (
     "its folder is not on this machine: nodes of a cluster must share the disk, or the "
     "sweep needs --storage"
 )
-"""Reasons of failures; the second of a trial that ended well on another disk."""
+"""Reasons of failures; the second is for a trial that succeeded on another disk."""
 POLL_SECONDS = 1.0
 """Interval at which the metrics of the running trials are read."""
 
 
 class TrialSlot(NamedTuple):
-    """Place of a trial among those that run, or wait for CPUs and GPUs."""
+    """A trial that is running, or waiting for CPUs and GPUs."""
 
     trial: Trial
     group: PlacementGroup
@@ -47,10 +47,10 @@ class Scheduler:
     """Run trials, each as soon as its CPUs and GPUs are free.
 
     Args:
-        sweep: its folder receives the runs.
+        sweep: sweep whose folder receives the runs.
         settings: CPUs and GPUs of each trial.
         table: display of the trials.
-        search: metric of a search, and whether to stop early, or None for a grid.
+        search: metric of a search, and whether to stop early; None for a grid.
         on_end: called after the end of each trial, with its outcome.
     """
 
@@ -65,7 +65,7 @@ class Scheduler:
         self.sweep, self.settings, self.table = sweep, settings, table
         self.search, self.on_end = search, on_end
         self.job = JOBS[sweep.verb]
-        # Trials stop when this file exists, on whatever machine they run.
+        # Trials stop once this file exists, on whichever machine they run.
         self.stop = sweep.path.absolute() / ".stop"
         self.slots = dict[ray.ObjectRef, TrialSlot]()
         self.deaths = Counter[str]()
@@ -78,13 +78,13 @@ class Scheduler:
             concurrency: number of trials that run at the same time.
 
         Raises:
-            InputError: by ``trials`` or ``on_end``, once the running trials are saved.
+            InputError: from ``trials`` or ``on_end``, once running trials are saved.
             KeyboardInterrupt: after Ctrl-C or SIGTERM, once the running trials have
                 finished their iteration and saved a checkpoint; at once after a second
                 one.
         """
         problem: InputError | None = None
-        self.stop.unlink(missing_ok=True)  # of a killed sweep
+        self.stop.unlink(missing_ok=True)  # a killed sweep may have left it
         try:
             with Interruptible() as interrupt:
                 while True:
@@ -122,7 +122,7 @@ class Scheduler:
         self.slots[group.ready()] = TrialSlot(trial, group)
 
     def _wait(self) -> None:
-        """Wait until a trial can start or has ended, but not for long."""
+        """Wait for a trial to become ready or to end, at most `POLL_SECONDS`."""
         refs, _ = ray.wait(list(self.slots), timeout=POLL_SECONDS)
         for ref in refs:
             slot = self.slots.pop(ref)
@@ -139,7 +139,7 @@ class Scheduler:
         """Start or resume a trial in the first bundle of its group."""
         trial, group = slot.trial, slot.group
         main, *_ = bundles(self.job.config.from_plain(trial.config), self.settings)
-        # A process for each trial; runners and learners go into the other bundles.
+        # Each trial has a process; its runners and learners use the other bundles.
         task = ray.remote(max_calls=1, max_retries=0)(run_trial).options(
             num_cpus=main["CPU"],
             num_gpus=main["GPU"],
@@ -157,7 +157,7 @@ class Scheduler:
         self.table.change(trial.name, TrialState.RUNNING)
 
     def _end(self, slot: TrialSlot, ref: ray.ObjectRef) -> None:
-        """Take the outcome of a trial; try again if its process died."""
+        """Handle the outcome of a trial; retry if its process died."""
         trial = slot.trial
         try:
             outcome: Outcome = ray.get(ref)
@@ -176,21 +176,21 @@ class Scheduler:
         self.end(trial, outcome)
 
     def end(self, trial: Trial, outcome: Outcome) -> None:
-        """Show how a trial has ended, and tell ``on_end``."""
+        """Display the end of a trial, and report it to ``on_end``."""
         state, reason = self._state(trial, outcome)
         self.table.change(trial.name, state, reason)
         self.on_end(trial, outcome)
 
     def _state(self, trial: Trial, outcome: Outcome) -> tuple[TrialState, str]:
-        """Return how a trial has ended, and the reason of a failure."""
+        """Return the final state of a trial, and the reason of a failure."""
         reason = outcome.reason
-        # Another machine's run is in the storage.
+        # A run from another machine is in the storage.
         try:
             restore(self.sweep.run_path(trial), trial.config.get("storage"))
         except InputError as error:
             reason = reason or str(error)
-        # A run may have ended well on a disk that this machine cannot see, while this
-        # one has the beginning of it, from an earlier session.
+        # A run may have succeeded on a disk that this machine cannot see, while this
+        # one has its beginning, from an earlier session.
         run = self.sweep.run(trial)
         if saved(self.job, run) < outcome.saved:
             reason = reason or NOT_SHARED
@@ -202,7 +202,7 @@ class Scheduler:
         return TrialState.FINISHED if is_finished else TrialState.STOPPED, ""
 
     def _stop_all(self) -> None:
-        """Let the running trials finish their iteration, and start no other."""
+        """Let the running trials finish their iteration, and start no more."""
         self.stop.touch()
         for ref, slot in list(self.slots.items()):
             if not slot.is_running:
@@ -216,7 +216,7 @@ def bundles(
     """Return ``CPU`` and ``GPU`` of each process: main, runners, learners."""
     gpus = settings.gpus_per_trial
     # Ray hides the GPUs from a process that requests none.
-    own_gpu = config.device != "cpu"
+    needs_gpu = config.device != "cpu"
     # A fit has no other processes.
     resources = (
         ResourceSettings() if isinstance(config, FitConfig) else config.resources
@@ -227,7 +227,7 @@ def bundles(
     if not resources.num_env_runners:
         gpus = max(gpus, resources.num_gpus_per_env_runner)
     if not (resources.num_learners and resources.num_env_runners):
-        gpus = gpus or own_gpu
+        gpus = gpus or needs_gpu
     main = {"CPU": float(settings.cpus_per_trial), "GPU": float(gpus)}
     runner = {"CPU": 1.0, "GPU": float(resources.num_gpus_per_env_runner)}
     learner = {"CPU": 1.0, "GPU": float(resources.num_gpus_per_learner)}
@@ -239,7 +239,7 @@ def bundles(
 
 
 def saved(job: Job, run: Run | None) -> int:
-    """Return the amount of training up to the checkpoint that a run resumes from."""
+    """Return the amount of training up to the checkpoint from which a run resumes."""
     if run is None:
         return 0
     # A user may delete the checkpoints of a finished run to free disk space.

@@ -1,4 +1,4 @@
-"""Hyperparameter search: trials proposed by Optuna from the scores of the others."""
+"""Hyperparameter search: Optuna proposes trials from the scores of earlier ones."""
 
 import math
 import shlex
@@ -32,16 +32,16 @@ from marl_pool.training.sweep.trial import Outcome
 from marl_pool.utils.errors import InputError
 
 DIGITS = 4
-"""Significant digits of a proposed number, so that commands are short."""
+"""Significant digits of a proposed number, which keep commands short."""
 
 
 @dataclass
 class Search:
-    """State of a search: what was proposed, and what became of it.
+    """State of a search: its proposals, and their trials.
 
     Attributes:
-        sweep: its folder has the proposals.
-        plan: its trials are those of the proposals.
+        sweep: sweep whose folder has the proposals.
+        plan: plan with a trial for each proposal.
         ended: names of the trials whose scores count for the next proposals.
 
     Raises:
@@ -61,10 +61,10 @@ class Search:
             self.metric = (
                 f"-validation_{make_task(FitConfig.from_plain(config)).metric}"
             )
-        # Runs of earlier sessions tell whether there is such a metric.
+        # Reject a metric that the runs of earlier sessions lack.
         for trial in self.trials:
             self.score(trial)
-        # Trials compare themselves with the runs beside theirs.
+        # ASHA compares a trial with the other runs in the sweep's folder.
         address = cluster_address(self.settings.address)
         if self.settings.asha and config.get("storage") and address != LOCAL:
             raise InputError(
@@ -75,7 +75,7 @@ class Search:
 
     @property
     def names(self) -> list[str]:
-        """Names of all trials, with those that are not proposed yet."""
+        """Names of all trials, including those not yet proposed."""
         count = max(self.settings.trials, len(self.proposals))
         return [proposal_name(number) for number in range(count)]
 
@@ -90,7 +90,7 @@ class Search:
         if proposals != self.proposals or len(proposals) != len(self.trials):
             raise InputError(
                 f"{self.sweep.path}: expected {len(self.trials)} trials, as when this "
-                f"session began, got {len(proposals)}: another one has changed the "
+                f"session began, got {len(proposals)}: another session has changed the "
                 "search; repeat the command"
             )
 
@@ -109,7 +109,7 @@ class Search:
             yield self.propose(suggested(self.plan.space, scored, seed))
 
     def propose(self, values: Mapping[str, Any]) -> Trial:
-        """Add a trial, and write it down before it starts."""
+        """Add a trial, and record it before it starts."""
         trial = self.plan.add(values)
         self.proposals.append(Proposal(dict(values)))
         self.sweep.write_proposals(self.proposals)
@@ -168,7 +168,7 @@ class Search:
             print(f"best: {shlex.join(self.command(ranking[0][0]))}")
 
     def command(self, trial: Trial) -> list[str]:
-        """Return the words of the command that trains a trial anew."""
+        """Return the command, as words, that trains a trial from scratch."""
         folder = self.sweep.config_dir
         args = [text for text in self.sweep.overrides if not text.startswith("sweep.")]
         values = (f"{key}={written(value)}" for key, value in trial.values.items())
@@ -189,7 +189,7 @@ def suggested(
 ) -> dict[str, Any]:
     """Return values for another trial, by Optuna's TPE sampler.
 
-    They depend on nothing but the arguments, so that a resumed search proposes what an
+    They depend only on the arguments, so that a resumed search proposes what an
     uninterrupted one would.
 
     Args:

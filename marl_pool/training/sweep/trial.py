@@ -14,7 +14,7 @@ class Outcome(NamedTuple):
     """End of a trial."""
 
     reason: str = ""
-    """Reason of a failure, or an empty text."""
+    """Reason of a failure, or an empty string."""
     saved: int = 0
     """Amount of training up to the last checkpoint."""
     was_worse: bool = False
@@ -38,7 +38,7 @@ def run_trial(
         verb: train or fit.
         config: checked configuration, as plain data.
         stop: file whose existence ends training.
-        search: metric of a search, and whether to stop early, or None for a grid.
+        search: metric of a search, and whether to stop early; None for a grid.
     """
     early = EarlyStopping(*search, verb, config) if search else None
 
@@ -59,7 +59,7 @@ def run_trial(
             reason = f"{type(error).__name__}: {first}; traceback in {file}"
     except InputError as error:
         reason = str(error)
-    except KeyboardInterrupt:  # the signal reached this process, too: the run is saved
+    except KeyboardInterrupt:  # the signal also reached this process: the run is saved
         reason = ""
     if reason or not (path / CONFIG).is_file():
         return Outcome(reason)

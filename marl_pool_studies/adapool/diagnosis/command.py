@@ -18,13 +18,13 @@ def diagnose(arguments: Namespace, overrides: list[str]) -> int:
         return 0
     reader = Reader("diagnose", arguments, **config)
     if len(arguments.run) < 2:
-        return reader.only(_diagnose_run)
+        return reader.process_single(_diagnose_run)
     runs = reader.open_all()
     from marl_pool.evaluation.comparable import validate_comparable
     from marl_pool_studies.adapool.diagnosis.run import compare
 
     validate_comparable(runs)
-    print_paths(compare(reader.each(_diagnose_run), arguments.out))
+    print_paths(compare(reader.process_all(_diagnose_run), arguments.out))
     return 0
 
 

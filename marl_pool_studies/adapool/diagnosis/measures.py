@@ -4,7 +4,6 @@ The measures are signal loss, relation scores and weight bounds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
@@ -30,19 +29,15 @@ CHUNK = 1024
 """Number of observations computed together, to bound memory."""
 
 
-@dataclass(frozen=True)
-class GroupObservations:
-    """B observations of the active agents of one group.
-
-    Attributes:
-        tokens: token sets, batch shape ``(B,)``.
-        signal: ``(B, N)`` bool, True for unpadded tokens that matter for the task.
-        episodes: ``(B,)`` int64, number of each observation's episode.
-    """
+class GroupObservations(NamedTuple):
+    """B observations of the active agents of one group."""
 
     tokens: Tokens
+    """Token sets, batch shape ``(B,)``."""
     signal: Tensor
+    """``(B, N)`` bool, True for unpadded tokens that matter for the task."""
     episodes: Tensor
+    """``(B,)`` int64, number of each observation's episode."""
 
     def split(self, size: int) -> Iterator["GroupObservations"]:
         """Yield consecutive chunks of at most ``size`` observations."""
@@ -125,12 +120,10 @@ def _recorder(
 
 
 def _concatenate(chunks: Sequence[GroupObservations]) -> GroupObservations:
-    tokens = zip(*(chunk.tokens.parts for chunk in chunks), strict=True)
-    return GroupObservations(
-        Tokens(*map(torch.cat, tokens)),
-        torch.cat([chunk.signal for chunk in chunks]),
-        torch.cat([chunk.episodes for chunk in chunks]),
-    )
+    tokens, signal, episodes = zip(*chunks, strict=True)
+    parts = zip(*(chunk.parts for chunk in tokens), strict=True)
+    joined_tokens = Tokens(*map(torch.cat, parts))
+    return GroupObservations(joined_tokens, torch.cat(signal), torch.cat(episodes))
 
 
 class PooledSets(NamedTuple):
@@ -167,19 +160,13 @@ def pool_as_in_theory(
     class token belongs to no set and counts as neither signal nor noise.
 
     A head with extra tokens and weights keeps the weighted extra tokens in x_c, where
-    they act like noise.
-
-    Args:
-        head: a pooling head.
-        x: ``(B, E + N, D)``, zero for padded tokens; the head's E extra tokens first.
-        padding: ``(B, E + N)`` bool, True = ignore; None for no padding.
-        types: ``(B, E + N)`` int64.
+    they act like noise. They come first in ``x (B, E + N, D)``, which is zero for
+    padded tokens; ``padding`` and ``types`` are ``(B, E + N)``.
 
     Raises:
         UnfitTokensError: a head without weights, a recurrent one, or several heads in
             parallel.
     """
-    # Reject heads whose result is no weighted sum of this set's tokens.
     name, width = type(head).__name__, x.shape[-1]
     # The class token's output is a vector without weights over the set.
     if isinstance(head, ClsPooling):
@@ -204,7 +191,6 @@ def pool_as_in_theory(
         raise UnfitTokensError(
             f"expected a number of heads that divides {width} features, got {heads}"
         )
-    # Pool the tokens themselves by these weights.
     vectors, scores = theory.pool(x, weights), head.logits(x, padding, types)
     # Extra tokens contribute to x_c, but are not part of the set.
     extra = head.extra_tokens
@@ -222,14 +208,11 @@ def measure_head(network: SetNetwork, observations: GroupObservations) -> HeadMe
     """
     network = compile(network)
     chunks = [_measure(network, chunk) for chunk in observations.split(CHUNK)]
-    moments = zip(*(chunk.moments for chunk in chunks), strict=True)
+    numbers, moments, num_signal = zip(*chunks, strict=True)
     return HeadMeasures(
-        {
-            name: torch.cat([chunk.numbers[name] for chunk in chunks])
-            for name in chunks[0].numbers
-        },
-        theory.Moments(*(torch.cat(field) for field in moments)),
-        torch.cat([chunk.num_signal for chunk in chunks]),
+        {name: torch.cat([chunk[name] for chunk in numbers]) for name in numbers[0]},
+        theory.Moments(*map(torch.cat, zip(*moments, strict=True))),
+        torch.cat(num_signal),
     )
 
 

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from marl_pool.evaluation.results import NAN
@@ -142,7 +141,6 @@ def summarize(
         "variance": float(variance),
         "within": float(within),
     }
-    # One record of all heads, then one of each.
     rows = []
     for head in (None, *range(common["heads"] if common["heads"] > 1 else 0)):
         columns = slice(None) if head is None else slice(head, head + 1)
@@ -189,11 +187,8 @@ def _interval(values: Tensor, episodes: Tensor, seed: int) -> tuple[float, float
     if not defined.any():
         return NAN, NAN
     # Sum and count per episode determine the mean of any resample of episodes.
-    _, index = episodes[defined].unique(return_inverse=True)
-    count = index.bincount()
-    zeros = torch.zeros_like(count, dtype=torch.float64)
-    totals = zeros.index_add(0, index, values[defined]).cpu().numpy()
-    counts = count.cpu().numpy()
+    _, index = np.unique(episodes[defined].cpu(), return_inverse=True)
+    counts, totals = np.bincount(index), np.bincount(index, values[defined].cpu())
 
     def mean(samples: np.ndarray) -> Any:
         rows = samples.astype(int)
@@ -210,9 +205,9 @@ def to_plain(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def from_plain(values: Mapping[str, Any]) -> Diagnosis:
     """Invert `to_plain`; other keys are ignored."""
-    names = [item.name for item in fields(Diagnosis)]
     arguments: dict[str, Any] = {
-        name: NAN if values[name] is None else values[name] for name in names
+        f.name: NAN if values[f.name] is None else values[f.name]
+        for f in fields(Diagnosis)
     }
     return Diagnosis(**arguments)
 

@@ -37,9 +37,8 @@ from marl_pool_studies.adapool.diagnosis.settings import DiagnoseSettings
 if TYPE_CHECKING:
     from marl_pool.runs.run import Run
 
-TABLE, DOCUMENT, PLOT = "diagnosis.csv", "diagnosis.json", "diagnosis.png"
-NAMES = (TABLE, DOCUMENT, PLOT)
-"""Files of a diagnosis."""
+NAMES = ("diagnosis.csv", "diagnosis.json", "diagnosis.png")
+"""Files of a diagnosis: table, document and plot."""
 
 
 def diagnose_run(
@@ -58,7 +57,6 @@ def diagnose_run(
     Returns:
         The files written.
     """
-    # Play, and measure the trained groups.
     target = target_from_run(run, settings, env=env, plugins=plugins)
     with (
         computing(
@@ -83,12 +81,12 @@ def diagnose_run(
 
     # Write all rows, including the heads that are not shown.
     files = Files(run.make_evaluation_dir(), NAMES)
-    table, document = files.path(TABLE), files.path(DOCUMENT)
+    table, document, plot = map(files.path, NAMES)
     record = target.record(settings.episodes)
     lines = [to_plain(row) for row in rows]
     write_csv(table, [*lines[0], *record], ({**line, **record} for line in lines))
     write_sealed(document, {**record, "rows": lines})
-    return [table, document, *_plot(files.path(PLOT), entries, title)]
+    return [table, document, *_plot(plot, entries, title)]
 
 
 def diagnose(
@@ -141,11 +139,11 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     title = f"Diagnoses of {len(contents)} runs"
     print_table(entries, title)
     make_folder(folder)
-    table, document = folder / TABLE, folder / DOCUMENT
+    table, document, plot = (folder / name for name in NAMES)
     write_csv(table, list(lines[0]), lines)
     runs = [{k: v for k, v in c.items() if k != "rows"} for c in contents]
     write_sealed(document, {"runs": runs, "rows": lines})
-    return [table, document, *_plot(folder / PLOT, entries, title)]
+    return [table, document, *_plot(plot, entries, title)]
 
 
 def _names(rows: Sequence[Diagnosis]) -> list[str]:

@@ -68,13 +68,9 @@ class Moments(NamedTuple):
 def neighborhoods(
     scores: Tensor, signal: Tensor, padding: Tensor | None = None
 ) -> Neighborhoods:
-    """Measure the ranges of the relation scores.
+    """Measure the ranges of ``scores (*B, N)``, the logits of one head's softmax.
 
-    Args:
-        scores: ``(*B, N)``, the scaled arguments of one head's softmax; padded
-            tokens are ignored.
-        signal: bool, broadcastable to ``(*B, N)``.
-        padding: the same, True = ignore; None for no padding.
+    ``signal`` and ``padding`` are broadcast to the scores; padded tokens are ignored.
     """
     is_signal, is_noise = _split(scores, signal, padding)
     num_signal = is_signal.sum(-1).double()
@@ -121,16 +117,10 @@ def weight_bounds(ranges: Neighborhoods) -> WeightBounds:
 def outside(
     weights: Tensor, signal: Tensor, bounds: WeightBounds, padding: Tensor | None = None
 ) -> Tensor:
-    """Mark the weights that are further than `TOLERANCE` outside their bounds.
+    """Mark the weights of one head that are further than `TOLERANCE` outside bounds.
 
-    Args:
-        weights: ``(*B, N)``, attention weights of one head.
-        signal: bool, broadcastable to ``(*B, N)``.
-        bounds: from `weight_bounds`.
-        padding: as ``signal``, True = ignore; None for no padding.
-
-    Returns:
-        ``(*B, N)`` bool, False for padded tokens and True for NaN.
+    Weights and result are ``(*B, N)``, to which the masks are broadcast. The result is
+    False for padded tokens and True for NaN.
     """
     # The optimal weight is 1/k for signal and 0 for noise.
     is_signal, is_noise = _split(weights, signal, padding)
@@ -150,32 +140,21 @@ def pool(x: Tensor, weights: Tensor) -> Tensor:
     Source: Definition 3.1 and, for several heads, B.2: attention with W_V = W_O = I
     and without a residual connection.
 
-    Args:
-        x: ``(B, N, D)``, zero for padded tokens.
-        weights: ``(B, heads, N)``; ``heads`` divides D.
-
-    Returns:
-        ``(B, D)``.
+    ``x (B, N, D)`` is zero for padded tokens, ``weights`` are ``(B, heads, N)``, where
+    ``heads`` divides D, and the result is ``(B, D)``.
     """
-    # (B, heads, N, D / heads): head h sees the h-th part of the features.
+    # (B, heads, N, D / heads).
     parts = x.unflatten(-1, (weights.shape[1], -1)).transpose(1, 2)
     return (weights[:, :, None] @ parts).flatten(1)
 
 
 def max_weights(x: Tensor, padding: Tensor | None = None) -> Tensor:
-    """Weights with which `pool` returns the maximum of each feature.
+    """Weights ``(B, D, N)`` with which `pool` returns the maximum of ``x (B, N, D)``.
 
     They are 1/m for the m tokens that share a feature's maximum and 0 for the others;
     each feature is a head, as in A.7.
 
     Source: equation 5.
-
-    Args:
-        x: ``(B, N, D)``.
-        padding: ``(B, N)`` bool, True = ignore; None for no padding.
-
-    Returns:
-        ``(B, D, N)``.
     """
     features = x.mT
     if padding is not None:
@@ -218,13 +197,10 @@ def excess_loss(x: Tensor, pooled: Tensor, signal: Tensor, heads: int = 1) -> Te
 
 def moments(x: Tensor, padding: Tensor | None = None) -> Moments:
     """Count, mean and spread of the vectors ``(B, N, D)`` of each set."""
-    all_tokens = torch.ones_like(x[..., 0], dtype=torch.bool)
-    present = all_tokens if padding is None else ~padding
+    present = _present(x[..., 0], padding)
     mean = _mean(x.double(), present).nan_to_num(0.0)
-    squares = (x.double() - mean[:, None]).square().sum(-1)
-    return Moments(
-        present.sum(-1).double(), mean, squares.masked_fill(~present, 0.0).sum(-1)
-    )
+    squares = (x.double() - mean[:, None]).square().sum(-1).masked_fill(~present, 0.0)
+    return Moments(present.sum(-1).double(), mean, squares.sum(-1))
 
 
 def variance(sets: Moments) -> tuple[Tensor, Tensor]:
@@ -245,9 +221,13 @@ def _split(
     scores: Tensor, signal: Tensor, padding: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Masks of the present signal and noise tokens, in the shape of ``scores``."""
-    all_tokens = torch.ones_like(scores, dtype=torch.bool)
-    present = all_tokens if padding is None else all_tokens & ~padding
+    present = _present(scores, padding)
     return present & signal, present & ~signal
+
+
+def _present(scores: Tensor, padding: Tensor | None) -> Tensor:
+    present = torch.ones_like(scores, dtype=torch.bool)
+    return present if padding is None else present & ~padding
 
 
 def _extremes(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

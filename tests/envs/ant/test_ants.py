@@ -18,7 +18,7 @@ from torch import Tensor
 
 from helpers.paths import GOLDEN_FILES
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.ant.base import AntEnv, skeleton
+from marl_pool.envs.ant.base import JOINTS, AntEnv, skeleton
 from marl_pool.envs.drawing.canvas import ATTENTION
 
 GOLDEN = GOLDEN_FILES / "ants.json"
@@ -46,33 +46,36 @@ print(json.dumps([seen, rewards]))
 """What the published code would do, with our stand-in for the old gym."""
 
 
-def begun(name: str, num_envs: int = 1, **options: Any) -> AntEnv:
+def make_started_env(name: str, num_envs: int = 1, **options: Any) -> AntEnv:
     env = make_batched_env(name, num_envs, **options)
     assert isinstance(env, AntEnv)
     env.reset()
     return env
 
 
-def some_actions(count: int) -> Tensor:
+def example_actions(count: int) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     return torch.rand(count, 1, 1, 8, generator=generator) * 2 - 1
 
 
-def seed_of(env: AntEnv) -> int:
+def episode_seed(env: AntEnv) -> int:
     cursor = env._cursors[0]
     assert cursor is not None
     return cursor.log.seed
 
 
 @pytest.mark.parametrize("contact_forces", [False, True])
-def test_mujocos_ant_is_gymnasiums(contact_forces):
+def test_mujoco_ant_matches_gymnasium(contact_forces):
     from gymnasium.envs.mujoco.ant_v5 import AntEnv
 
     options = {**DOUBLE, "contact_forces": contact_forces}
-    env, modest = begun("ant", **options), begun("ant", alive_bonus=False, **options)
+    env, modest = (
+        make_started_env("ant", **options),
+        make_started_env("ant", alive_bonus=False, **options),
+    )
     original = AntEnv(include_cfrc_ext_in_observation=contact_forces)
-    expected, _ = original.reset(seed=seed_of(env))
-    for action in some_actions(80):
+    expected, _ = original.reset(seed=episode_seed(env))
+    for action in example_actions(80):
         assert np.array_equal(env.readings[0].numpy(), expected)
         step, second = (ant.step({"agent": action}) for ant in (env, modest))
         expected, reward, over, _, info = original.step(action.numpy().reshape(8))
@@ -85,11 +88,11 @@ def test_mujocos_ant_is_gymnasiums(contact_forces):
     assert int(env.steps) > 20
 
 
-def test_bullets_ant_is_pybullets():
-    env = begun("ant_bullet", **DOUBLE)
-    modest = begun("ant_bullet", alive_bonus=False, **DOUBLE)
-    actions = some_actions(100)
-    sent = json.dumps([seed_of(env), actions.flatten(1).tolist()])
+def test_bullet_ant_matches_pybullet():
+    env = make_started_env("ant_bullet", **DOUBLE)
+    modest = make_started_env("ant_bullet", alive_bonus=False, **DOUBLE)
+    actions = example_actions(100)
+    sent = json.dumps([episode_seed(env), actions.flatten(1).tolist()])
     result = subprocess.run(
         [sys.executable, "-c", BULLET],
         input=sent,
@@ -107,9 +110,9 @@ def test_bullets_ant_is_pybullets():
         assert step.terminated.item() == over
 
 
-def test_an_ant_that_lies_down_ends_its_episode():
-    # All the way through the ground it cannot go: it turns over, sooner or later.
-    env = begun("ant_bullet", 4, seed=1)
+def test_fallen_ant_terminates():
+    # Legs cannot pass through the ground, so that the ant turns over in the end.
+    env = make_started_env("ant_bullet", 4, seed=1)
     hard = torch.tensor([1.0, -1, -1, 1, 1, -1, -1, 1]).repeat(4, 1, 1)
     for _ in range(600):
         step = env.step({"agent": hard})
@@ -124,8 +127,8 @@ def test_an_ant_that_lies_down_ends_its_episode():
     ("name", "options", "count"),
     [("ant", {}, 27), ("ant", {"contact_forces": True}, 105), ("ant_bullet", {}, 28)],
 )
-def test_channels_are_tokens_of_one_type_unless_told(name, options, count):
-    env = begun(name, 2, **options)
+def test_channel_tokens_with_and_without_channel_ids(name, options, count):
+    env = make_started_env(name, 2, **options)
     group = env.groups["agent"]
     assert (group.num_agents, group.action_space) == (1, spaces.Box(-1, 1, (8,)))
     assert (group.tokens.num_tokens, group.tokens.num_features) == (count, 1)
@@ -136,7 +139,7 @@ def test_channels_are_tokens_of_one_type_unless_told(name, options, count):
     assert torch.equal(tokens.features[:, 0, :, 0], env.readings)
     assert not tokens.types.any()
     assert not tokens.padding.any()
-    typed = begun(name, 2, channel_ids=True, **options)
+    typed = make_started_env(name, 2, channel_ids=True, **options)
     names = typed.channel_names()
     assert len(set(names)) == count
     assert typed.groups["agent"].tokens.type_names == tuple(names)
@@ -144,15 +147,14 @@ def test_channels_are_tokens_of_one_type_unless_told(name, options, count):
 
 
 @EACH_ANT
-def test_channels_are_called_what_they_are(name):
+def test_channel_names_match_the_readings(name):
     """Each joint's angle changes as its velocity says."""
-    env = begun(name, **DOUBLE)
+    env = make_started_env(name, **DOUBLE)
     where = {channel: i for i, channel in enumerate(env.channel_names())}
-    joints = [f"{joint}_{leg}" for leg in (1, 2, 3, 4) for joint in ("hip", "ankle")]
-    angles = [where[f"{joint}_angle"] for joint in joints]
-    speeds = [where[f"{joint}_velocity"] for joint in joints]
+    angles = [where[f"{joint}_angle"] for joint in JOINTS]
+    speeds = [where[f"{joint}_velocity"] for joint in JOINTS]
     agreed: list[bool] = []
-    for action in some_actions(10).repeat_interleave(6, dim=0):
+    for action in example_actions(10).repeat_interleave(6, dim=0):
         before = env.readings[0].clone()
         env.step({"agent": action})
         moved, speed = (env.readings[0] - before)[angles], env.readings[0, speeds]
@@ -166,11 +168,11 @@ def test_channels_are_called_what_they_are(name):
 
 
 @EACH_ANT
-def test_frames_move_up_and_begin_alike(name):
-    env = begun(name, 2, num_frames=3)
+def test_frame_stack_shifts_and_starts_with_copies(name):
+    env = make_started_env(name, 2, num_frames=3)
     features = env.observe()["agent"].features
     assert torch.equal(features, features[..., -1:].expand_as(features))
-    for action in some_actions(4):
+    for action in example_actions(4):
         before = env.observe()["agent"].features
         env.step({"agent": action.expand(2, 1, 8)})
         features = env.observe()["agent"].features
@@ -184,7 +186,7 @@ def test_frames_move_up_and_begin_alike(name):
 
 @EACH_ANT
 def test_actions_are_clipped(name):
-    env, twin = begun(name), begun(name)
+    env, twin = make_started_env(name), make_started_env(name)
     actions = torch.tensor([[[3.0, -5, 0.5, 1, -1, 0, 2, -2]]])
     step = env.step({"agent": actions})
     expected = twin.step({"agent": actions.clamp(-1, 1)})
@@ -196,9 +198,9 @@ def test_actions_are_clipped(name):
 
 
 @EACH_ANT
-def test_the_parts_make_an_ant(name):
-    env = begun(name, **DOUBLE)
-    for action in some_actions(20):
+def test_body_parts_form_legs_of_the_right_lengths(name):
+    env = make_started_env(name, **DOUBLE)
+    for action in example_actions(20):
         env.step({"agent": action})
     legs = skeleton(env.parts[0].numpy())
     lengths = np.linalg.norm(np.diff(legs, axis=1), axis=-1)
@@ -208,7 +210,7 @@ def test_the_parts_make_an_ant(name):
     assert (legs[:, 3, 2] > 0).all()  # no foot is below the ground
 
 
-def test_a_skeleton_is_found_from_the_middles():
+def test_skeleton_is_recovered_from_segment_midpoints():
     rng = np.random.default_rng(0)
     legs = rng.normal(size=(4, 4, 3))
     legs[:, 0] = legs[0, 0]
@@ -218,12 +220,10 @@ def test_a_skeleton_is_found_from_the_middles():
 
 
 @EACH_ANT
-def test_the_frame_shows_the_ant_and_bars_for_attention(name):
-    env = begun(name, 2)
+def test_frame_shows_the_ant_and_attention_bars(name):
+    env = make_started_env(name, 2)
     count = len(env.channel_names())
     plain = env.frame(1, size=256)
-    assert plain.shape == (256, 256, 3)
-    assert plain.dtype == np.uint8
     body = (plain == (196, 92, 40)).all(-1)
     rows, columns = body.nonzero()
     assert 50 < rows.mean() < 200
@@ -231,18 +231,17 @@ def test_the_frame_shows_the_ant_and_bars_for_attention(name):
     first = env.frame(1, attention=torch.eye(count)[0], size=256)
     last = env.frame(1, attention=torch.eye(count)[-1], size=256)
     orange = [(image == ATTENTION).all(-1) for image in (first, last)]
-    assert orange[0][:, :128].any()
-    assert not orange[0][:, 128:].any()
-    assert orange[1][:, 128:].any()
-    assert not orange[1][:, :128].any()
+    # The first channel's bar is at the left, and the last one's at the right.
+    halves = [(image[:, :128].any(), image[:, 128:].any()) for image in orange]
+    assert halves == [(True, False), (False, True)]
 
 
 @EACH_ANT
 def test_a_picture_follows_the_ant(name):
-    env = begun(name)
+    env = make_started_env(name)
     before = env.frame()
     subset = env.select(torch.tensor([0]))
-    for action in some_actions(10):
+    for action in example_actions(10):
         env.step({"agent": action})
     assert np.array_equal(subset.frame(), before)
     assert not np.array_equal(env.frame()[40:], before[40:])  # above, it counts steps
@@ -256,12 +255,12 @@ def test_a_picture_follows_the_ant(name):
 
 
 def golden() -> dict[str, Any]:
-    """Observations of two environments of each kind, and the rewards."""
+    """Return observations and rewards of two environments of each kind."""
     runs: dict[str, Any] = {}
     for name in ("ant", "ant_bullet"):
-        env = begun(name, 2, seed=7, **DOUBLE)
+        env = make_started_env(name, 2, seed=7, **DOUBLE)
         readings, rewards = [env.readings.tolist()], []
-        for action in some_actions(12):
+        for action in example_actions(12):
             sent = torch.cat([action, -action])
             rewards.append(env.step({"agent": sent}).rewards["agent"].tolist())
         readings.append(env.readings.tolist())
@@ -270,8 +269,9 @@ def golden() -> dict[str, Any]:
 
 
 def test_the_golden_trajectory_has_not_changed():
+    runs = golden()
     for name, expected in json.loads(GOLDEN.read_text()).items():
-        run = golden()[name]
+        run = runs[name]
         assert run["version"] == expected["version"]
         for part in ("seen", "rewards"):
             np.testing.assert_allclose(run[part], expected[part], rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""BoxWorld's levels: what is drawn, where it is placed, and from which numbers."""
+"""BoxWorld's levels: random choices, placement, and random streams."""
 
 from collections import Counter
 from typing import Any
@@ -13,7 +13,6 @@ from helpers.boxworld_rules import Cell, Level, read
 from marl_pool.envs.boxworld.codes import COLORS, KEY_COLORS
 from marl_pool.envs.boxworld.env import BoxWorld
 from marl_pool.envs.boxworld.levels import (
-    MOST_AHEAD,
     LevelGenerator,
     choose,
     choose_several,
@@ -45,7 +44,7 @@ def chi_squared(counts: Tensor) -> float:
     return float(((counts - even) ** 2 / even).sum())
 
 
-# The choices
+# Random choices
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.floats(1e-9, 1.0))
@@ -55,7 +54,7 @@ def test_what_is_chosen_is_legal(legal, number):
     assert legal[int(place)] or none
 
 
-def test_the_choice_is_uniform_among_the_legal():
+def test_choice_is_uniform_among_legal_options():
     legal = torch.tensor([False, True, True, False, True]).expand(300, -1)
     numbers = (torch.arange(300) + 0.5)[:, None] / 300
     place, _ = choose(legal, numbers)
@@ -73,11 +72,11 @@ def test_several_choices_differ(count, seed):
         assert remainder == set(range(5)) - set(row)
 
 
-# What a level is
+# Structure of levels
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_nothing_touches_and_all_is_within_the_walls(options):
+def test_boxes_do_not_touch_and_lie_within_the_walls(options):
     for level in levels(60, **options):
         assert level.loose is not None
         things = [[box.cell, box.lock_cell] for box in level.boxes]
@@ -148,10 +147,10 @@ def test_the_number_of_branches_is_exact_or_uniform():
     assert chi_squared(torch.tensor(list(counts.values())).double()) < 17
 
 
-# From which numbers
+# Random streams
 
 
-def test_a_level_without_room_begins_anew_in_its_own_stream():
+def test_levels_without_room_are_redrawn_from_their_own_stream():
     """On 5 × 5 cells the third box or the key finds no room in one level of seven."""
     env = BoxWorld(400, n=5, seed=7)
     draws: list[tuple[int, int]] = []
@@ -171,19 +170,9 @@ def test_a_level_without_room_begins_anew_in_its_own_stream():
         assert torch.equal(single.codes[0], env.codes[number])
 
 
-def test_the_default_level_never_lacks_room():
-    """Each box bars at most 15 of 42 places from the next, and 12 of 49 for the key."""
+def test_default_levels_always_have_room():
+    """Each box blocks at most 15 of 42 places for the next, 12 of 49 for the key."""
     generator = LevelGenerator(7, 2, 2, 1, False)
     barred = (~generator._box_apart & generator._starts).sum(1).max()
     assert 2 * int(barred) < int(generator._starts.sum())
     assert 3 * int((~generator._key_apart).sum(1).max()) < 49
-
-
-@given(st.integers(0, 3 * MOST_AHEAD), st.integers(1, 20))
-def test_drawing_ahead_changes_nothing(before, envs):
-    env = BoxWorld(envs, seed=1)
-    for _ in range(before + 1):
-        env.reset()
-    fresh = BoxWorld(envs, seed=1, first_episode=before)
-    fresh.reset()
-    assert torch.equal(env.codes, fresh.codes)

@@ -38,7 +38,7 @@ AGENT: dict[str, Any] = {
 """AttentionAgent's options."""
 
 
-def begun(num_envs: int = 1, **options: Any) -> CarRacing:
+def make_started_env(num_envs: int = 1, **options: Any) -> CarRacing:
     env = CarRacing(num_envs, **options)
     env.reset()
     return env
@@ -49,6 +49,18 @@ def drive(env: CarRacing, *action: float, steps: int = 1) -> Any:
     for _ in range(steps):
         step = env.step({"agent": actions})
     return step
+
+
+def moved(**options: Any) -> CarRacing:
+    """A car that has left its start, once the zoom has reached its full size."""
+    env = make_started_env(**options)
+    drive(env, 0.1, -0.5, -1.0, steps=60)
+    return env
+
+
+@pytest.fixture(scope="module")
+def moved_car() -> CarRacing:
+    return moved(color="rgb")
 
 
 def oracle(env: CarRacing) -> Any:
@@ -62,11 +74,11 @@ def oracle(env: CarRacing) -> Any:
     return original, original.reset(seed=cursor.log.seed)[0]
 
 
-# What is seen
+# Observations
 
 
-def test_pictures_and_rewards_are_gymnasiums():
-    env = begun(seed=3, smooth=True)
+def test_images_and_rewards_match_gymnasium():
+    env = make_started_env(seed=3, smooth=True)
     original, picture = oracle(env)
     rng = np.random.default_rng(1)
     total = 0.0
@@ -82,18 +94,16 @@ def test_pictures_and_rewards_are_gymnasiums():
     assert total > 10
 
 
-def test_sharp_pictures_have_the_very_colors():
-    env = begun()
-    drive(env, 0.0, -0.5, -1.0, steps=60)
-    colors = {tuple(pixel) for pixel in env.observations[0].view(-1, 3).tolist()}
+def test_unsmoothed_images_have_exact_colors(moved_car):
+    sharp = moved_car.observations
+    colors = {tuple(pixel) for pixel in sharp[0].view(-1, 3).tolist()}
     assert {(102, 204, 102), (102, 230, 102), (102, 102, 102)} <= colors
-    smooth = begun(smooth=True)
-    drive(smooth, 0.0, -0.5, -1.0, steps=60)
-    difference = env.observations.int() - smooth.observations.int()
+    smooth = moved(smooth=True)
+    difference = sharp.int() - smooth.observations.int()
     assert 0 < difference.abs().float().mean() < 8
 
 
-def test_pictures_are_the_middles_of_the_blocks():
+def test_downsampling_takes_block_centers():
     from marl_pool.envs.car_racing.simulator import _middles
 
     assert _middles(6, 2).tolist() == [1, 4]
@@ -112,26 +122,20 @@ def test_grey_is_opencvs(picture):
     ("options", "side"),
     [({}, 16), ({"patch": 12, "stride": 12, "color": "rgb"}, 8), (AGENT, 23)],
 )
-def test_a_token_is_a_patch_of_each_frame_oldest_first(options, side):
-    env = begun(2, **options)
+def test_tokens_stack_a_patch_of_each_frame_oldest_first(options, side):
+    env = make_started_env(2, **options)
     drive(env, 0.3, 0.0, -1.0, steps=5)
     features = env.observe()["agent"].features[1, 0].numpy()
     assert len(features) == side * side
+    _, patch, stride = env.patch_grid
     for token in (0, 3, side, side * side // 2 + 3, side * side - 1):
-        y, x = (
-            env.patch_grid.stride * (token // side),
-            env.patch_grid.stride * (token % side),
-        )
-        rows, columns = (
-            slice(y, y + env.patch_grid.patch),
-            slice(x, x + env.patch_grid.patch),
-        )
-        pixels = env.screens[1, :, rows, columns].numpy()
+        y, x = stride * (token // side), stride * (token % side)
+        pixels = env.screens[1, :, y : y + patch, x : x + patch].numpy()
         assert np.array_equal(features[token], pixels.reshape(-1))
 
 
-def test_frames_move_up_and_begin_alike():
-    env = begun()
+def test_frame_stack_shifts_and_starts_with_copies():
+    env = make_started_env()
     assert (env.screens == env.screens[:, -1:]).all()
     for _ in range(5):
         before = env.screens
@@ -140,8 +144,8 @@ def test_frames_move_up_and_begin_alike():
         assert not torch.equal(env.screens[:, 3], before[:, 3])
 
 
-def test_the_instruments_are_black_unless_asked_for():
-    plain, with_instruments = begun(), begun(zero_rows_bottom=0)
+def test_instruments_are_black_by_default():
+    plain, with_instruments = make_started_env(), make_started_env(zero_rows_bottom=0)
     for env in (plain, with_instruments):
         drive(env, 0.0, 1.0, -1.0, steps=20)
     assert not plain.screens[:, :, -12:].any()
@@ -149,7 +153,7 @@ def test_the_instruments_are_black_unless_asked_for():
     assert torch.equal(plain.screens[:, :, :-12], with_instruments.screens[:, :, :-12])
 
 
-# What is done
+# Actions and episode ends
 
 
 def test_actions_are_steering_gas_and_brake():
@@ -160,8 +164,8 @@ def test_actions_are_steering_gas_and_brake():
     assert native.dtype == torch.float32
 
 
-def test_an_action_lasts_as_long_as_asked():
-    single, triple = begun(), begun(action_repeat=3)
+def test_action_repeat():
+    single, triple = make_started_env(), make_started_env(action_repeat=3)
     for _ in range(4):
         step = drive(triple, 0.2, 0.5, -1.0)
         rewards = [drive(single, 0.2, 0.5, -1.0).rewards["agent"] for _ in range(3)]
@@ -169,8 +173,8 @@ def test_an_action_lasts_as_long_as_asked():
         assert step.rewards["agent"].item() == pytest.approx(sum(rewards).item())
 
 
-def test_a_streak_without_rewards_ends_the_episode():
-    env = begun(no_reward_limit=15)
+def test_episode_ends_after_a_streak_without_rewards():
+    env = make_started_env(no_reward_limit=15)
     streak, ends = 0, False
     while not ends:
         gas = 1.0 if int(env.steps) < 60 else -1.0  # then no new tiles, soon
@@ -182,12 +186,12 @@ def test_a_streak_without_rewards_ends_the_episode():
     assert drive(env, 0.0, 1.0, -1.0).rewards["agent"].item() == 0
     env.reset()
     assert not drive(env, 0.0, -1.0, 1.0).terminated
-    endless = begun()
+    endless = make_started_env()
     assert not drive(endless, 0.0, -1.0, 1.0, steps=40).terminated
 
 
-def test_who_leaves_the_field_pays_for_it():
-    env = begun(max_steps=2000)
+def test_leaving_the_field_costs_100_and_terminates():
+    env = make_started_env(max_steps=2000)
     total = 0.0
     while not env.over:
         step = drive(env, 0.0, 0.0, -1.0)
@@ -201,17 +205,9 @@ def test_who_leaves_the_field_pays_for_it():
 # Backgrounds
 
 
-@pytest.fixture(scope="module")
-def moved_car() -> CarRacing:
-    """A car that has left its start, where the picture has grown to its full size."""
-    env = begun(color="rgb")
-    drive(env, 0.1, -0.5, -1.0, steps=60)
-    return env
-
-
 @pytest.mark.parametrize("name", BACKGROUNDS)
-def test_grass_gives_way_to_the_picture_and_road_and_car_do_not(moved_car, name):
-    env = begun(color="rgb", background=name)
+def test_background_replaces_grass_but_not_road_or_car(moved_car, name):
+    env = make_started_env(color="rgb", background=name)
     assert torch.equal(env.screens[:, -1], env._to_screens(env.observations))
     picture = find_background(name)
     assert picture is not None
@@ -226,10 +222,10 @@ def test_grass_gives_way_to_the_picture_and_road_and_car_do_not(moved_car, name)
     ground = (green <= red) | (green <= blue)
     assert ground.mean() > 0.1
     assert np.array_equal(after[ground], before[ground])
-    assert not np.array_equal(env.frame(), begun(color="rgb").frame())
+    assert not np.array_equal(env.frame(), make_started_env(color="rgb").frame())
 
 
-def test_backgrounds_differ_and_are_always_the_same():
+def test_backgrounds_differ_and_are_deterministic():
     pictures = [make() for make in BACKGROUNDS.values()]
     for i, make in enumerate(BACKGROUNDS.values()):
         assert np.array_equal(pictures[i], make())
@@ -237,7 +233,7 @@ def test_backgrounds_differ_and_are_always_the_same():
             assert np.abs(pictures[i].astype(int) - picture).mean() > 20
 
 
-def test_mixtures_of_grass_and_road_become_mixtures_of_picture_and_road():
+def test_blended_grass_pixels_blend_the_background():
     screens = np.zeros((1, 96, 96, 3), np.uint8)
     colors = [
         ((102, 204, 102), (10, 20, 250)),  # grass
@@ -257,7 +253,7 @@ def test_mixtures_of_grass_and_road_become_mixtures_of_picture_and_road():
 
 
 @pytest.mark.parametrize("channels", [3, 4])
-def test_a_picture_of_ones_own(tmp_path, channels):
+def test_background_from_an_image_file(tmp_path, channels):
     image = np.zeros((40, 60, channels), np.uint8)
     image[:, :30, 0], image[:, 30:, 1] = 200, 150  # blue and green, for OpenCV
     image[..., 3:] = 255
@@ -268,19 +264,17 @@ def test_a_picture_of_ones_own(tmp_path, channels):
     assert picture.shape == (96, 96, 3)
     assert tuple(picture[50, 5]) == (0, 0, 200)
     assert tuple(picture[50, 90]) == (0, 150, 0)
-    env = begun(background=str(file), color="rgb")
+    env = make_started_env(background=str(file), color="rgb")
     assert (env.screens[0, -1] == torch.tensor([0, 0, 200])).all(-1).any()
 
 
 # Pictures and bad input
 
 
-def test_the_frame_is_the_picture_and_attention_tints_its_patch():
-    env = begun(2)
-    drive(env, 0.0, 0.0, -1.0, steps=30)
+def test_frame_shows_the_image_with_attended_patches_tinted():
+    env = make_started_env(2)
+    drive(env, 0.0, 0.0, -1.0)
     plain = env.frame(1, size=192)
-    assert plain.shape == (192, 192, 3)
-    assert plain.dtype == np.uint8
     assert np.array_equal(plain[::2, ::2], env.observations[1].numpy())
     tinted = env.frame(1, attention=torch.eye(256)[16 * 5 + 3], size=192)
     changed = (tinted != plain).any(-1)
@@ -288,8 +282,8 @@ def test_the_frame_is_the_picture_and_attention_tints_its_patch():
     assert changed.sum() == 144
 
 
-def test_where_patches_overlap_the_stronger_tint_is_seen():
-    env = begun(**AGENT)
+def test_stronger_tint_wins_where_patches_overlap():
+    env = make_started_env(**AGENT)
     weights = torch.zeros(529)
     weights[23 * 4 + 4], weights[23 * 4 + 5] = 0.2, 0.001
     image = env.frame(attention=weights, size=96).astype(int)
@@ -304,8 +298,8 @@ def test_where_patches_overlap_the_stronger_tint_is_seen():
 
 
 def golden() -> dict[str, Any]:
-    """Checksums of what two environments see, and the rewards."""
-    env = begun(2, seed=7)
+    """Return checksums of the observations of two environments, and the rewards."""
+    env = make_started_env(2, seed=7)
     sums, points = [], []
     for turn in range(6):
         actions = torch.tensor([[[0.1 * turn, 0.2, -1.0]], [[-0.2, 0.0, -0.9]]])

@@ -35,13 +35,13 @@ ALL = {"duplicates": 2, "noise_channels": 2, "num_frames": 3, "channel_ids": Tru
 
 
 def actions_for(env: CartPole, step: int) -> dict[str, Tensor]:
-    """Some actions that depend on environment number and step alone."""
+    """Return actions that depend only on environment number and step."""
     wave = 1.5 * torch.sin(7.0 * env.env_ids[:, None, None] + 0.4 * step)
     return {"agent": wave.to(env.dtype)}
 
 
 def run(env: CartPole, steps: int, first: int = 0) -> tuple[Tensor, Tensor]:
-    """The features and rewards of ``steps`` steps."""
+    """Return the features and rewards of ``steps`` steps."""
     features, rewards = [], []
     for step in range(first, first + steps):
         rewards.append(env.step(actions_for(env, step)).rewards["agent"])
@@ -49,7 +49,7 @@ def run(env: CartPole, steps: int, first: int = 0) -> tuple[Tensor, Tensor]:
     return torch.stack(features), torch.stack(rewards)
 
 
-def started(num_envs: int = 3, **options: Any) -> CartPole:
+def make_started_env(num_envs: int = 3, **options: Any) -> CartPole:
     env = CartPole(num_envs, **options)
     env.reset()
     return env
@@ -57,7 +57,7 @@ def started(num_envs: int = 3, **options: Any) -> CartPole:
 
 def at(*start: float, **options: Any) -> CartPole:
     """One environment at a position, velocity, angle and angular velocity."""
-    env = started(1, dtype=torch.float64, **options)
+    env = make_started_env(1, dtype=torch.float64, **options)
     env.put(torch.tensor([0]), torch.tensor([start], dtype=torch.float64))
     return env
 
@@ -112,21 +112,10 @@ def test_a_step_is_what_the_lagrangian_says(x, velocity, angle, turn, action):
     assert (cos, sin) == pytest.approx((math.cos(expected[2]), math.sin(expected[2])))
 
 
-@given(st.tuples(*[st.floats(-2, 2)] * 4), st.lists(st.floats(-1, 1), min_size=5))
-def test_the_env_is_the_same_in_a_mirror(start, actions):
-    env, mirror = at(*start), at(*(-value for value in start))
-    for action in actions:
-        step, mirrored = (
-            w.step(push(w, sign * action)) for w, sign in ((env, 1), (mirror, -1))
-        )
-        torch.testing.assert_close(step.rewards, mirrored.rewards)
-    np.testing.assert_allclose(where_it_is(env), -where_it_is(mirror), atol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("dtype", "atol"), [(torch.float64, 1e-9), (torch.float32, 2e-4)]
 )
-def test_it_follows_the_published_trajectory(dtype, atol):
+def test_physics_follows_the_published_trajectory(dtype, atol):
     golden = np.load(PUBLISHED)
     env = CartPole(1, dtype=dtype)
     env.reset()
@@ -164,23 +153,14 @@ def test_the_reward_counts_the_new_state_and_the_last_step():
 
 
 @pytest.mark.parametrize("side", [-1, 1])
-def test_only_a_cart_beyond_the_track_ends_the_episode(side):
+def test_episode_terminates_only_beyond_the_track(side):
     inside, outside = (at(side * x, 0.0, 3.0, 0.0) for x in (2.3999, 2.4001))
     assert not inside.step(push(inside, 0.0)).terminated.any()
     assert outside.step(push(outside, 0.0)).terminated.all()
 
 
-def test_actions_are_clipped_to_their_box():
-    tame, wild = started(8), started(8)
-    action = torch.linspace(-3, 4, 8).view(8, 1, 1)
-    wild.step({"agent": action})
-    tame.step({"agent": action.clamp(-1, 1)})
-    assert torch.equal(tame.state, wild.state)
-    assert len(set(wild.state[:, 1].tolist())) == 8
-
-
 def test_starts_fill_the_published_ranges():
-    env = started(20_000, dtype=torch.float64)
+    env = make_started_env(20_000, dtype=torch.float64)
     starts = where_it_is(env) - [0, 0, math.pi, 0]
     for start, bound in zip(starts.T, (2.4, 10, math.pi / 2, 10), strict=True):
         assert bound * 0.999 < np.abs(start).max() <= bound
@@ -204,8 +184,8 @@ def test_tokens_are_the_channels_then_their_duplicates_then_noise():
     assert env.channel_names() == [*CHANNELS, *CHANNELS, "noise_0", "noise_1"]
 
 
-def test_channel_ids_tell_the_channels_apart():
-    env = started(2, duplicates=2, noise_channels=2, channel_ids=True)
+def test_channel_ids_distinguish_the_channels():
+    env = make_started_env(2, duplicates=2, noise_channels=2, channel_ids=True)
     types = [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]
     assert env.observe()["agent"].types.tolist() == [[types]] * 2
     names = env.groups["agent"].tokens.type_names
@@ -213,16 +193,19 @@ def test_channel_ids_tell_the_channels_apart():
 
 
 def test_different_states_give_the_same_set_of_tokens():
-    """A policy without memory and order cannot solve the task."""
+    """A policy that ignores order and has no memory cannot solve the task."""
     upright, hanging = at(1.0, 0.0, math.pi / 2, -1.0), at(-1.0, 1.0, math.pi / 2, 0.0)
     obs = [w.observe()["agent"].features[0, 0, :, 0] for w in (upright, hanging)]
     assert not torch.equal(*obs)
     torch.testing.assert_close(obs[0].sort().values, obs[1].sort().values)
 
 
-def test_frames_are_the_last_readings_with_the_newest_last():
+def test_frames_stack_the_last_readings_newest_last():
     options: dict[str, Any] = {"noise_channels": 1, "duplicates": 2, "seed": 3}
-    env, plain = started(3, num_frames=3, **options), started(3, **options)
+    env, plain = (
+        make_started_env(3, num_frames=3, **options),
+        make_started_env(3, **options),
+    )
     readings = [plain.observe()["agent"].features[..., 0]]
     readings += list(run(plain, 4)[0][..., 0])
     first = env.observe()["agent"].features
@@ -232,11 +215,11 @@ def test_frames_are_the_last_readings_with_the_newest_last():
     assert torch.equal(frames[3], torch.stack(readings[2:5], -1))
 
 
-def test_noise_is_gaussian_fresh_and_changes_nothing_else():
-    noisy = started(400, noise_channels=3, noise_std=0.1)
+def test_noise_is_gaussian_and_independent_of_the_physics():
+    noisy = make_started_env(400, noise_channels=3, noise_std=0.1)
     first = noisy.observe()["agent"].features[:, 0, 5:, 0]
     frames, rewards = run(noisy, 20)
-    plain = started(400)
+    plain = make_started_env(400)
     frames_without, rewards_without = run(plain, 20)
     assert torch.equal(frames[..., :5, :], frames_without)
     assert torch.equal(rewards, rewards_without)
@@ -247,7 +230,7 @@ def test_noise_is_gaussian_fresh_and_changes_nothing_else():
         assert noise.pow(moment).mean() == pytest.approx(expected, abs=within)
     noisy.reset()
     assert not (noisy.observe()["agent"].features[:, 0, 5:, 0] == first).any()
-    silent = started(2, noise_channels=2, noise_std=0.0)
+    silent = make_started_env(2, noise_channels=2, noise_std=0.0)
     assert not run(silent, 3)[0][..., 5:, :].any()
 
 
@@ -257,7 +240,7 @@ def test_noise_is_gaussian_fresh_and_changes_nothing_else():
 def test_seeds_envs_and_episodes_differ_and_repeat():
     def trajectory(seed: int, env: int, episode: int) -> Tensor:
         options = {"first_env": env, "first_episode": episode, "noise_channels": 1}
-        return run(started(1, seed=seed, **options), 10)[0]
+        return run(make_started_env(1, seed=seed, **options), 10)[0]
 
     keys = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
     paths = [trajectory(*key) for key in keys]
@@ -268,7 +251,7 @@ def test_seeds_envs_and_episodes_differ_and_repeat():
             assert not (path[..., [0, 5], :] == earlier_path[..., [0, 5], :]).any()
 
 
-def test_starts_are_as_slow_and_as_far_from_hanging_as_they_are_told():
+def test_start_speed_and_start_angle_bound_the_starts():
     env = make_batched_env("cartpole", 4000, start_speed=0.5, start_angle=math.pi)
     env.reset()
     position, velocity, cos, _, turning = (
@@ -282,9 +265,10 @@ def test_starts_are_as_slow_and_as_far_from_hanging_as_they_are_told():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")
-def test_a_device_that_is_not_here_is_refused():
+def test_unavailable_device_is_refused():
     with pytest.raises(
-        InputError, match="device: expected one of 0 CUDA devices, got cuda"
+        InputError,
+        match="device: expected cpu, since torch finds no CUDA device, got cuda",
     ):
         make_batched_env("cartpole", 2, device="cuda")
 
@@ -299,9 +283,9 @@ def heuristic(env: CartPole) -> CartPoleHeuristic:
 
 
 def test_the_heuristic_swings_up_and_balances():
-    env = CartPole(256)
+    env = CartPole(64)
     policy, chance = heuristic(env), RandomPolicy(env.groups["agent"].action_space)
-    played, floor = play(env, policy), play(CartPole(256), chance)
+    played, floor = play(env, policy), play(CartPole(64), chance)
     returns = played.returns["agent"][:, 0]
     # The mean of 512 environments is 652 at this seed and 595 at seed 5.
     assert returns.mean() > 500
@@ -314,7 +298,7 @@ def test_the_heuristic_swings_up_and_balances():
 def test_the_heuristic_ends_upright_in_the_middle():
     env = at(0.5, 0.0, math.pi, 0.1)
     policy = heuristic(env)
-    for _ in range(900):
+    for _ in range(450):
         env.step({"agent": policy.act(env.observe()["agent"]).action})
     position, velocity, angle, turn = where_it_is(env)[0]
     assert abs(position) < 1e-2
@@ -323,7 +307,10 @@ def test_the_heuristic_ends_upright_in_the_middle():
 
 
 def test_the_heuristic_reads_the_newest_of_the_first_five_tokens():
-    plain, rich = started(8), started(8, duplicates=2, noise_channels=3, num_frames=2)
+    plain, rich = (
+        make_started_env(8),
+        make_started_env(8, duplicates=2, noise_channels=3, num_frames=2),
+    )
     for env in (plain, rich):
         run(env, 6)
     policy = heuristic(plain)
@@ -333,8 +320,8 @@ def test_the_heuristic_reads_the_newest_of_the_first_five_tokens():
     assert torch.equal(policy.act(rich.observe()["agent"]).action, expected)
 
 
-def test_the_heuristic_takes_a_padded_channel_for_0():
-    env = started(16)
+def test_heuristic_reads_padded_channels_as_0():
+    env = make_started_env(16)
     tokens, policy = env.observe()["agent"], heuristic(env)
     padding = (torch.arange(5) == 1).expand(tokens.types.shape)
     unknown = torch.where(padding[..., None], torch.nan, tokens.features)
@@ -401,7 +388,7 @@ def test_attention_is_a_bar_for_each_token():
 
 def golden() -> dict[str, Any]:
     """A short trajectory of two environments with every option."""
-    env = started(2, seed=7, dtype=torch.float64, **ALL)
+    env = make_started_env(2, seed=7, dtype=torch.float64, **ALL)
     start = env.state.tolist()
     features, rewards = run(env, 24)
     return {

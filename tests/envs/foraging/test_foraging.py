@@ -1,4 +1,4 @@
-"""Level-based foraging: equal to lbforaging, and the steps to food."""
+"""Level-based foraging: agreement with lbforaging, and the steps to food."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 def published(env: LevelBasedForaging) -> ForagingEnv:
-    """Return lbforaging's environment in the state of a batch of one."""
+    """Return lbforaging's environment in the state of our batch of one."""
     size, agents, food = env.size, env.num_agents, env.num_food
     oracle = ForagingEnv(
         players=agents,
@@ -78,7 +78,7 @@ def shown(env: LevelBasedForaging, agent: int) -> list[list[tuple[float, ...]]]:
 
 
 @pytest.mark.parametrize("options", TASKS.values(), ids=TASKS)
-def test_it_equals_lbforaging(options: dict[str, Any]) -> None:
+def test_steps_match_lbforaging(options: dict[str, Any]) -> None:
     generator = np.random.default_rng(0)
     rewarded = 0
     for seed in range(6):
@@ -172,7 +172,7 @@ def test_the_heuristic_loads_all_food_and_random_actions_do_not(choices: str) ->
     assert mean_return(RandomPolicy(group.action_space)) < 0.6
 
 
-def test_food_that_was_loaded_is_padding_and_no_choice() -> None:
+def test_loaded_food_is_padding_and_not_selectable() -> None:
     env = make_batched_env("lbforaging", 8, choices="food")
     group = env.groups["agent"]
     heuristic = make_heuristic("lbforaging", group)
@@ -193,7 +193,7 @@ def occupied(env: LevelBasedForaging) -> Tensor:
     return same.sum((1, 2)) > env.num_agents
 
 
-def test_agents_that_choose_food_never_meet() -> None:
+def test_agents_never_collide_when_choosing_food() -> None:
     env = LevelBasedForaging(64, num_agents=4, num_food=3, size=6, choices="food")
     policy = RandomPolicy(env.groups["agent"].action_space)
     env.reset()
@@ -214,6 +214,8 @@ def test_agents_that_choose_food_never_meet() -> None:
         ({"sight": 0}, "env.sight: expected"),
     ],
 )
-def test_options_that_do_not_fit(options: dict[str, Any], message: str) -> None:
+def test_inconsistent_options_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         make_batched_env("lbforaging", 1, **options)

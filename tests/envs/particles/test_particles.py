@@ -1,4 +1,4 @@
-"""Particle physics, against mpe2's `World` as the oracle."""
+"""Particle physics, against mpe2's `World`; what tokens show; random streams."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,10 +8,9 @@ import torch
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from mpe2._mpe_utils.core import Agent, Landmark
-from mpe2._mpe_utils.core import World as OracleWorld
 from torch import Tensor
 
+from helpers.particles import actions_for, mpe2_step, mpe2_world, no_op, particles
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles.physics import Entities, ParticleEnv
 from marl_pool.tokens import Tokens, TokenSpec
@@ -46,31 +45,6 @@ class PhysicsOnly(ParticleEnv):
         self.integrate(actions["agent"])
         never = torch.zeros(self.num_envs, dtype=torch.bool)
         return {"agent": self.state[:, : self.num_movable, 0]}, never
-
-
-def oracle(entities: Sequence[Entities], state: np.ndarray) -> OracleWorld:
-    """The same environment in mpe2: movable entities are its agents."""
-    env = OracleWorld()
-    kinds = [kind for kind in entities for _ in range(kind.count)]
-    for kind, (x, y, vx, vy) in zip(kinds, state, strict=True):
-        body = Agent() if kind.movable else Landmark()
-        body.movable, body.collide, body.size = kind.movable, kind.collide, kind.size
-        body.max_speed, body.initial_mass = kind.max_speed, kind.mass
-        body.state.p_pos, body.state.p_vel = np.array([x, y]), np.array([vx, vy])
-        if isinstance(body, Agent):
-            body.silent = True
-            env.agents.append(body)
-        else:
-            env.landmarks.append(body)
-    return env
-
-
-def oracle_step(env: OracleWorld, forces: np.ndarray) -> np.ndarray:
-    for agent, force in zip(env.agents, forces, strict=True):
-        agent.action.u = force
-    env.step()
-    parts = [(e.state.p_pos, e.state.p_vel) for e in env.entities]
-    return np.stack([np.concatenate(part) for part in parts])
 
 
 CASES = {
@@ -110,11 +84,11 @@ def test_physics_agree_with_mpe2_step_for_step(case):
     state = rng.uniform(-0.6, 0.6, (num_envs, count, 4))
     state[:, moving:, 2:] = 0
     env.state.copy_(torch.from_numpy(state))
-    oracles = [oracle(entities, row) for row in state]
+    worlds = [mpe2_world(env.entities, row) for row in state]
     for _ in range(steps):
         forces = rng.normal(0, 3, (num_envs, moving, 2))
         env.step({"agent": torch.from_numpy(forces)})
-        expected = [oracle_step(*pair) for pair in zip(oracles, forces, strict=True)]
+        expected = [mpe2_step(*pair) for pair in zip(worlds, forces, strict=True)]
         np.testing.assert_allclose(env.state, expected, rtol=0, atol=1e-9)
 
 
@@ -142,11 +116,11 @@ def test_any_mixture_agrees_with_mpe2(kinds, still, seed):
     state = rng.uniform(-0.5, 0.5, (len(entities), 4))
     state[len(kinds) :, 2:] = 0
     env.state.copy_(torch.from_numpy(state))
-    reference = oracle(entities, state)
+    world = mpe2_world(entities, state)
     for _ in range(5):
         forces = rng.normal(0, 3, (len(kinds), 2))
         env.step({"agent": torch.from_numpy(forces)[None]})
-        expected = oracle_step(reference, forces)
+        expected = mpe2_step(world, forces)
         np.testing.assert_allclose(env.state[0], expected, rtol=0, atol=1e-9)
 
 
@@ -175,7 +149,7 @@ def test_a_movable_kind_after_an_immovable_one_is_refused():
         PhysicsOnly(1, [Entities("a", 1, GREY, movable=False), Entities("b", 1, GREY)])
 
 
-def test_taken_envs_go_their_own_way():
+def test_selected_envs_are_independent_of_the_original():
     env = PhysicsOnly(3, CASES["all collide"])
     env.state.copy_(torch.linspace(-0.5, 0.5, 3 * 10 * 4).view(3, 10, 4))
     before = env.state.clone()
@@ -185,3 +159,65 @@ def test_taken_envs_go_their_own_way():
     env.step({"agent": torch.ones(3, 7, 2, dtype=torch.float64)})
     assert torch.equal(subset.state, env.state[[2, 0]])
     assert not torch.equal(env.state, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "group", "types", "signal", "scale", "orders"),
+    [
+        (
+            *("simple_centroid", {"counts": "2-2-3"}, "agent"),
+            *([0, 3, 3, 3, 1, 2, 2], {0, 2}, 5.0),
+            [[0, 4, 5, 6, 1, 2, 3], [1, 4, 5, 6, 0, 2, 3]],
+        ),
+        (
+            *("simple_tag", {"counts": "2-3-2", "prey": "learned"}, "predator"),
+            *([0, 1, 1, 2, 3, 3, 3], {0, 2, 3}, 1.0),
+            [[0, 5, 6, 1, 2, 3, 4], [1, 5, 6, 0, 2, 3, 4]],
+        ),
+        (
+            *("simple_tag", {"counts": "2-3-2", "prey": "learned"}, "prey"),
+            *([0, 1, 1, 2, 2, 3, 3], {0, 2, 3}, 1.0),
+            [[2, 5, 6, 0, 1, 3, 4], [3, 5, 6, 0, 1, 2, 4], [4, 5, 6, 0, 1, 2, 3]],
+        ),
+        (
+            *("simple_spread", {"num_agents": 2, "num_landmarks": 4}, "agent"),
+            *([0, 1, 1, 1, 1, 2], {0, 1, 2}, 1.0),
+            [[0, 2, 3, 4, 5, 1], [1, 2, 3, 4, 5, 0]],
+        ),
+    ],
+)
+def test_tokens_are_relative_and_in_the_published_order(
+    name, options, group, types, signal, scale, orders
+):
+    env = particles(name, 3, **options)
+    for _ in range(5):
+        env.step(actions_for(env, 0))
+    tokens = env.observe()[group]
+    assert tokens.types.tolist() == [[types] * len(orders)] * 3
+    assert not tokens.padding.any()
+    assert env.token_entities(group).tolist() == orders
+    mask = [kind in signal for kind in types]
+    assert env.signal()[group].tolist() == [[mask] * len(orders)] * 3
+    for agent, order in enumerate(orders):
+        expected = (env.state[:, order] - env.state[:, order[:1]]) / scale
+        torch.testing.assert_close(tokens.features[:, agent], expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("simple_centroid", {"counts": "1-3-0"}), ("simple_tag", {"counts": "1-3-0"})],
+)
+def test_random_forces_differ_between_seeds_envs_and_episodes(name, options):
+    def path(**streams: int) -> Tensor:
+        env = particles(name, 1, continuous_actions=False, **options, **streams)
+        env.state.zero_()
+        env.state[..., 0] = torch.arange(4)
+        return torch.stack(
+            [env.step(no_op(env)) and env.state.clone() for _ in "abcde"]
+        )
+
+    streams = [{}, {"seed": 1}, {"first_env": 1}, {"first_episode": 1}]
+    paths = [path(**options) for options in streams]
+    for i, trajectory in enumerate(paths):
+        assert torch.equal(trajectory, path(**streams[i]))
+        assert not any(torch.equal(trajectory, earlier) for earlier in paths[:i])

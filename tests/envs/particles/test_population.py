@@ -8,13 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.particles import no_op, particles
 from helpers.tables import yaml_cases
-from marl_pool.envs import make_batched_env, make_env, make_heuristic
-from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs import make_batched_env, make_env
 from marl_pool.envs.checks import check_env
 from marl_pool.envs.particles.physics import ParticleEnv
 from marl_pool.envs.particles.population import NEVER, PLACES, between
-from marl_pool.envs.particles.simple_spread import SimpleSpread
 from marl_pool.evaluation.cases import play
 from marl_pool.policies import RandomPolicy
 from marl_pool.rollout import Rollout
@@ -110,12 +109,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         name: (
             name,
             {
+                "domain": 2,
+                "margin": 0,
                 "arrivals": [{"step": [2, 5], "count": 2}],
                 "departures": [{"step": [2, 5], "count": 2}],
             },
         )
         for name in MPEV2
     },
+    **{f"{name} in training": (name, {}) for name in MPEV2},
     "all that may leave": (
         "mpev2_adversary",
         {
@@ -128,35 +130,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def spread(num_envs: int, **options: Any) -> SimpleSpread:
-    env = make_batched_env("simple_spread", num_envs, **{"max_steps": 20, **options})
-    assert isinstance(env, SimpleSpread)
-    env.reset()
-    return env
-
-
-def rest(env: BatchedEnv) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.zeros(env.num_envs, group.num_agents, dtype=torch.int64)
-        for name, group in env.groups.items()
-    }
-
-
-def particles(name: str, num_envs: int, **options: Any) -> ParticleEnv:
-    env = make_batched_env(name, num_envs, dtype=torch.float64, **options)
-    assert isinstance(env, ParticleEnv)
-    env.reset()
-    return env
+def spread(num_envs: int, **options: Any) -> Any:
+    return particles("simple_spread", num_envs, **{"max_steps": 20, **options})
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_contract_is_kept(variant, monkeypatch):
+def test_population_keeps_the_env_contract(variant, monkeypatch):
     monkeypatch.setattr("marl_pool.envs.checks.STEPS", 12)  # beyond an episode
     name, options = VARIANTS[variant]
     assert not any(check_env(name, max_steps=10, **options).values())
 
 
-def test_the_start_is_that_without_them():
+def test_starts_equal_those_without_arrivals_and_departures():
     env = spread(50, seed=3, arrivals=COMING, departures=GOING)
     plain = spread(50, seed=3)
     # Agents have slots 0 to 2, then four for newcomers; landmarks the next three.
@@ -165,7 +150,7 @@ def test_the_start_is_that_without_them():
     assert (env.present == there).all()
 
 
-def test_lives_are_as_the_rules_say():
+def test_arrivals_and_departures_follow_the_rules():
     env = spread(3000, arrivals=COMING, departures=GOING)
     begins, ends = env.lives.unbind(-1)
     number = (begins[:, 3:6] < NEVER).sum(1)
@@ -189,7 +174,7 @@ def test_lives_are_as_the_rules_say():
     torch.testing.assert_close(edge, torch.full_like(edge, 0.9 * env.extent))
 
 
-def test_newcomers_change_nothing_before_they_come():
+def test_newcomers_have_no_effect_before_arrival():
     early, late = (
         spread(20, arrivals=[{"count": 2, "step": step}], local_ratio=0.3)
         for step in (5, 12)
@@ -217,39 +202,33 @@ def test_absent_agents_neither_earn_nor_push_nor_are_seen():
         tokens = env.observe()["agent"]
         assert tokens.padding[0].sum(1).tolist() == [1, 1, 5]
         assert env.active["agent"].tolist() == [[True, True, False]]
-        rewards = env.step(rest(env)).rewards["agent"]
+        rewards = env.step(no_op(env)).rewards["agent"]
         assert rewards[0, 2] == 0
         assert torch.equal(env.state, before), step
     assert env.active["agent"].all()
     assert not env.observe()["agent"].padding.any()
-    assert env.step(rest(env)).rewards["agent"][0, 2] < 0
+    assert env.step(no_op(env)).rewards["agent"][0, 2] < 0
     # The newcomer and its neighbour push each other; the position follows later.
     assert (env.state[0, 1:3, 2:].norm(dim=-1) > 0.5).all()
 
 
-def test_rewards_count_those_that_are_there():
+def test_rewards_count_only_present_entities():
     # By hand: agents at 0 and 3 on a line, a landmark at 1 and one at 10 that comes.
-    rules: Rules = [{"type": "landmark", "step": 2}]
-    leave: Rules = [{"step": 3}]
     env = spread(
-        *(1,),
+        1,
         num_agents=2,
         num_landmarks=1,
         local_ratio=0.0,
-        arrivals=rules,
-        departures=leave,
-        dtype=torch.float64,
+        arrivals=[{"type": "landmark", "step": 2}],
+        departures=[{"step": 3}],
     )
     env.state[0, :, 0] = torch.tensor([0.0, 3.0, 1.0, 10.0])
     env.state[0, :, 1] = 0
     leaver = int(env.lives[0, :2, 1].argmin())
-    expected = [[-1, -1], [-1, -1], [-8, -8], [-10, -10]]
-    if leaver == 1:
-        expected[3] = [-11, 0]
-    else:
-        expected[3] = [0, -9]
+    last = [-11, 0] if leaver == 1 else [0, -9]
+    expected = [[-1, -1], [-1, -1], [-8, -8], last]
     for row in expected:
-        assert env.step(rest(env)).rewards["agent"].tolist() == [row]
+        assert env.step(no_op(env)).rewards["agent"].tolist() == [row]
 
 
 @given(st.integers(0, 10), st.integers(0, 10), st.integers(0, 2**31))
@@ -294,27 +273,19 @@ def test_pettingzoo_agents_come_and_go():
     assert numbers == [2, 2, 3, 3, 2, 2, 2, 2, 2]
 
 
-def test_pictures_show_those_that_are_there():
+def test_frames_show_only_present_entities():
     env = spread(
         1, num_agents=1, num_landmarks=1, arrivals=[{"step": 1, "where": "square"}]
     )
     env.state[0, :, :2] = torch.tensor([[-1.0, 1.0], [1.0, 1.0], [0.0, -1.0]])
     frames = [env.frame(size=150)]
-    env.step(rest(env))
+    env.step(no_op(env))
     frames.append(env.frame(size=150))
     changed = (frames[0] != frames[1]).any(-1)
     # Only around the newcomer, in the upper right.
     assert changed[:60, 90:].sum() > 100
     changed[:60, 90:] = False
     assert not changed.any()
-
-
-def test_a_rollout_plays_them():
-    env = spread(16, arrivals=COMING, departures=GOING)
-    policy = RandomPolicy(env.groups["agent"].action_space)
-    returns = Rollout(env, {"agent": policy}).episodes().returns["agent"]
-    begins = env.lives[:, :7, 0]
-    assert ((returns == 0) == (begins == NEVER)).all()
 
 
 def test_means_are_over_agents_that_came():
@@ -337,8 +308,8 @@ def test_means_are_over_agents_that_came():
     )
 
 
-def test_attendance_begins_anew_with_each_episode():
-    # The newcomer comes in every second episode or so, and leaves.
+def test_attendance_is_reset_with_each_episode():
+    # The newcomer arrives in about every second episode, and leaves.
     rules: Rules = [{"count": [0, 1], "step": 4}]
     env = spread(8, arrivals=rules, max_steps=6)
     rollout = Rollout(env, {"agent": RandomPolicy(env.groups["agent"].action_space)})
@@ -358,7 +329,7 @@ def test_rules_are_refused_by_their_key(option, rules, message):
         spread(1, **{option: rules})
 
 
-def test_all_that_do_not_matter_may_leave():
+def test_all_noise_entities_may_leave():
     rules: Rules = [{"type": "noise", "count": 28, "step": 1}]
     env = make_batched_env("simple_centroid", 2, departures=rules)
     env.reset()
@@ -369,25 +340,21 @@ def test_all_that_do_not_matter_may_leave():
         make_batched_env("simple_centroid", 2, departures=rules + rules)
 
 
-FEWER = {
-    "simple_adversary": {"agent": 3, "landmark": 3},
-    "simple_push": {"agent": 1, "landmark": 3, "adversary": 1},
-    "simple_world_comm": {"agent": 2, "adversary": 3, "food": 2, "forest": 2},
-}
-OPTIONS = {
-    "simple_adversary": {"agent": "num_agents", "landmark": "num_landmarks"},
-    "simple_push": {"landmark": "num_landmarks"},
+CHANGING = {
+    "simple_adversary": {"agent": ("num_agents", 3), "landmark": ("num_landmarks", 3)},
+    "simple_push": {"landmark": ("num_landmarks", 3), "agent": (), "adversary": ()},
     "simple_world_comm": {
-        "agent": "num_agents",
-        "adversary": "num_adversaries",
-        "food": "num_food",
-        "forest": "num_forests",
+        "agent": ("num_agents", 2),
+        "adversary": ("num_adversaries", 3),
+        "food": ("num_food", 2),
+        "forest": ("num_forests", 2),
     },
 }
+"""Kinds that arrive and leave, with the option for the number of each."""
 
 
 def play_both(env: ParticleEnv, small: ParticleEnv, where: torch.Tensor) -> None:
-    """Compare a step of two environments, of which one has entities more.
+    """Compare a step of two environments, one of which has more entities.
 
     ``where`` are the entities of the large one that the small one has.
     """
@@ -419,11 +386,10 @@ def play_both(env: ParticleEnv, small: ParticleEnv, where: torch.Tensor) -> None
     torch.testing.assert_close(env.state[:, where], small.state)
 
 
-@pytest.mark.parametrize("name", FEWER)
-def test_those_that_are_absent_are_as_if_they_were_not(name):
-    kinds = FEWER[name]
-    numbers = {option: kinds[kind] for kind, option in OPTIONS[name].items()}
-    rules: Rules = [{"type": kind, "step": 9} for kind in kinds]
+@pytest.mark.parametrize("name", CHANGING)
+def test_absent_entities_have_no_effect(name):
+    numbers = dict(filter(None, CHANGING[name].values()))
+    rules: Rules = [{"type": kind, "step": 9} for kind in CHANGING[name]]
     env = particles(name, 4, arrivals=rules, **numbers)
     small = particles(name, 4, **numbers)
     for part in set(small.state_names) - {"state"}:
@@ -435,13 +401,12 @@ def test_those_that_are_absent_are_as_if_they_were_not(name):
 
 
 @pytest.mark.parametrize("name", ["simple_adversary", "simple_world_comm"])
-def test_those_that_have_left_are_as_if_they_were_not(name):
-    kinds = FEWER[name]
-    numbers = {option: kinds[kind] for kind, option in OPTIONS[name].items()}
-    rules: Rules = [{"type": kind, "step": 1} for kind in kinds]
+def test_departed_entities_have_no_effect(name):
+    numbers = dict(CHANGING[name].values())
+    rules: Rules = [{"type": kind, "step": 1} for kind in CHANGING[name]]
     for seed in range(4):
         env = particles(name, 1, departures=rules, seed=seed, **numbers)
-        env.step(rest(env))
+        env.step(no_op(env))
         where = env.present[0].nonzero()[:, 0]
         small = particles(name, 1, **{k: n - 1 for k, n in numbers.items()})
         if len(where) > len(small.entities):  # the landmark that would leave is a goal
@@ -458,16 +423,16 @@ def test_those_that_have_left_are_as_if_they_were_not(name):
 @pytest.mark.parametrize(
     "name", ["simple_reference", "simple_speaker_listener", "simple_adversary"]
 )
-def test_a_goal_stays(name):
+def test_goal_landmarks_never_leave(name):
     options = {"num_landmarks": 3, "departures": LANDMARKS[1:]}
     env = particles(name, 200, max_steps=9, **options)
     places = env.goal_places().clone()
     for _ in range(6):
-        env.step(rest(env))
+        env.step(no_op(env))
     landmarks = env.present[:, env._slices["landmark"]]
     assert landmarks.gather(1, env.goal).all()
     assert torch.equal(env.goal_places(), places)
-    # Two of three leave, but for those that are goals.
+    # Two of three leave, except goals.
     assert (landmarks.sum(1) == 1).any()
     assert (landmarks.sum(1) >= 1).all()
 
@@ -475,7 +440,7 @@ def test_a_goal_stays(name):
 def test_landmarks_that_arrive_have_no_identity():
     for name in ("simple_reference", "simple_speaker_listener"):
         env = particles(name, 3, arrivals=[{"type": "landmark", "step": 1}])
-        env.step(rest(env))
+        env.step(no_op(env))
         group = "agent" if name == "simple_reference" else "listener"
         tokens = env.observe()[group]
         is_landmark = tokens.types == env.type_names.index("landmark")
@@ -485,7 +450,13 @@ def test_landmarks_that_arrive_have_no_identity():
         assert (env.goal < 3).all()
 
 
-@pytest.mark.parametrize("name", MPEV2)
+each_start = pytest.mark.parametrize(
+    "name", ["mpev2_spread", "mpev2_guard", "mpev2_adversary"]
+)
+"""Starts of which all, those of a kind, or none keep apart."""
+
+
+@each_start
 def test_rules_come_beside_the_tasks_own_arrivals(name):
     options = {"max_steps": 40, "seed": 3}
     plain = particles(name, 100, **options)
@@ -499,8 +470,8 @@ def test_rules_come_beside_the_tasks_own_arrivals(name):
     assert begins.unique().tolist() == [5, 6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("name", MPEV2)
-def test_of_those_that_are_there_the_first_stays(name):
+@each_start
+def test_first_agent_never_leaves(name):
     env = particles(name, 200, max_steps=40, departures=[{"count": 2, "step": [1, 5]}])
     started = (env.lives[..., 0] == 0)[:, env._slices["agent"]].sum(1)
     leavers = ((env.lives[..., 1] < NEVER) & (env.lives[..., 0] == 0)).sum(1)
@@ -509,7 +480,7 @@ def test_of_those_that_are_there_the_first_stays(name):
     late = env.lives[..., 0] > 0
     assert (env.lives[..., 1][late & (env.lives[..., 0] < NEVER)] == NEVER).all()
     for _ in range(8):
-        rewards = env.step(rest(env)).rewards["agent"]
+        rewards = env.step(no_op(env)).rewards["agent"]
         assert rewards.isfinite().all()
         assert env.active["agent"][:, 0].all()
 
@@ -519,60 +490,14 @@ def test_a_target_that_has_left_has_no_goal():
     env = particles("mpev2_guard", 50, departures=[rule])
     targets = env._slices["target"]
     for step in range(8):
-        env.step(rest(env))
+        env.step(no_op(env))
         first = env.state[:, targets.start, None, :2]
         marked = (env.goals() != first).any(-1)
         assert not (marked & ~env.present[:, targets]).any()
         assert (marked.sum(1) == 2).any() == (step < 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "rule", "message"),
-    [
-        (
-            "simple_speaker_listener",
-            {"step": 3},
-            "expected landmark, since the task fixes the number of type 'listener', "
-            "got null",
-        ),
-        ("simple_speaker_listener", {"step": 3, "type": "speaker"}, "got 'speaker'"),
-        ("simple_reference", {"step": 3}, "the number of type 'agent', got null"),
-        (
-            "simple_world_comm",
-            {"step": 3, "type": "leadadversary"},
-            "expected adversary or agent or obstacle or food or forest, since",
-        ),
-    ],
-)
-def test_a_role_that_is_alone_neither_comes_nor_goes(name, rule, message):
-    for option in ("arrivals", "departures"):
-        with pytest.raises(InputError, match=message) as caught:
-            make_batched_env(name, 1, **{option: [rule]})
-        assert str(caught.value).startswith(f"env.{option}[0].type: ")
-
-
-@pytest.mark.parametrize(
-    ("name", "rule", "message"),
-    [
-        ("simple_push", {"step": 3}, "at most 0 of 1 of type 'agent' to leave"),
-        ("mpev2_hunt", {"step": 3, "count": 3}, "at most 2 of 3 of type 'agent'"),
-        ("mpev2_hunt", {"step": 3, "type": "target"}, "unknown type 'target'"),
-    ],
-)
-def test_departures_that_leave_nobody_are_refused(name, rule, message):
-    with pytest.raises(InputError, match=message):
-        make_batched_env(name, 1, departures=[rule])
-
-
-def test_listeners_understand_with_a_landmark_more():
-    env = particles(
-        "simple_speaker_listener", 32, arrivals=[{"type": "landmark", "step": 3}]
-    )
-    speaker, listener = (
-        make_heuristic("simple_speaker_listener", env.groups[name], role=name)
-        for name in ("speaker", "listener")
-    )
-    policies = {"speaker": speaker, "listener": listener}
-    Rollout(env, policies).episodes()
-    gap = (env._positions["listener"] - env.goal_places()).norm(dim=-1)
-    assert gap.max() < 0.2
+@yaml_cases("name, option, rule, message")
+def test_rules_that_a_task_cannot_have_are_refused(name, option, rule, message):
+    with pytest.raises(InputError, match=rf"^env\.{option}{message}"):
+        make_batched_env(name, 1, **{option: [rule]})

@@ -85,7 +85,7 @@ def test_policies_play_every_space_legally(kind, masks, policy, explore):
         mask, active = trajectory.tokens.action_mask, trajectory.active
         assert not mask[active].all()
         assert spec.allowed(trajectory.actions, mask)[active].all()
-    # Continue exactly, with a rollout that was never stepped.
+    # A rollout that was never stepped continues exactly.
     state = rollout.state_dict()
     after = rollout.steps(5)["a"]
     env = joint_env(kind=kind, masks=masks)
@@ -123,36 +123,54 @@ def test_perturbed_actions_are_allowed_ones(kind, masks, perturbation):
 
 @pytest.mark.parametrize(
     ("kind", "masks"),
-    [(kind, MASKS[(i + j) % 4]) for i, kind in enumerate(SPACES) for j in (0, 1)],
+    [(kind, MASKS[i % len(MASKS)]) for i, kind in enumerate(SPACES)],
 )
 def test_the_contract_holds(kind, masks):
     options = {"module": MODULE, "options": {"kind": kind, "masks": masks}}
     assert not any(check_env("pettingzoo", **options).values())
 
 
-@pytest.mark.parametrize("masks", ["observation", "infos"])
-@pytest.mark.parametrize("kind", SPACES)
-def test_views_show_the_masks_and_take_their_actions(kind, masks):
-    options = {"kind": kind, "masks": masks}
-    view = make_env("pettingzoo", module=MODULE, options=options)
-    observations, infos = view.reset(seed=1)
+def play_legally(view: Any, masks: str) -> None:
+    """Play an episode, in which every observation and action is of its space."""
+    observations, infos = view.reset(seed=3)
     while view.agents:
         actions = {}
         for agent in view.agents:
             obs = observations[agent]
             assert view.observation_space(agent).contains(obs)
-            mask = (obs if masks == "observation" else infos[agent])["action_mask"]
             assert ("action_mask" in obs) == (masks == "observation")
-            actions[agent] = _legal(view.action_space(agent), mask)
+            mask = (obs if masks == "observation" else infos[agent])["action_mask"]
+            actions[agent] = first_legal(view.action_space(agent), mask)
         observations, _, _, _, infos = view.step(actions)
 
 
-def _legal(space: spaces.Space[Any], mask: np.ndarray) -> Any:
+def first_legal(space: spaces.Space[Any], mask: np.ndarray) -> Any:
     rows, first, row = ActionRows(space), 0, []
     for size in rows.sizes:
         row.append(int(mask[first : first + size].argmax()))
         first += size
     return rows.restore(np.array([*row, *rows.low]))
+
+
+@pytest.mark.parametrize("masks", ["observation", "infos"])
+@pytest.mark.parametrize("kind", SPACES)
+def test_views_show_the_masks_and_take_their_actions(kind, masks):
+    options = {"kind": kind, "masks": masks}
+    play_legally(make_env("pettingzoo", module=MODULE, options=options), masks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "masks", "perturbation"),
+    [
+        (kind, ("observation", "infos")[(i + j) % 2], perturbation)
+        for i, kind in enumerate(SPACES)
+        for j, perturbation in enumerate(("action_noise", "drop_actions", "occlude"))
+    ],
+)
+def test_wrapped_environments_execute_allowed_actions(kind, masks, perturbation):
+    env = make_env("pettingzoo", module=MODULE, options={"kind": kind, "masks": masks})
+    change = {"name": perturbation, "severity": 0.8}
+    play_legally(marl_pool.perturb_env(env, change), masks)
 
 
 @pytest.mark.parametrize(
@@ -200,16 +218,9 @@ def test_masks_that_break_their_rules_in_mid_episode_are_refused(options, messag
     ],
 )
 def test_wrong_masks_in_infos_are_refused(monkeypatch, mask, message):
-    observe = JointEnv._observe
-
-    def wrong(env, agents):
-        observations, infos = observe(env, agents)
-        return observations, {agent: {"action_mask": mask} for agent in infos}
-
-    monkeypatch.setattr(JointEnv, "_observe", wrong)
-    where = "^env.module: reset: agent 'a_0': infos: action_mask: expected "
-    with pytest.raises(InputError, match=where.removesuffix("expected ")) as caught:
-        joint_env().reset()
+    where = "^env.module: reset: agent 'a_0': infos: action_mask: "
+    with pytest.raises(InputError, match=where) as caught:
+        masked_by(monkeypatch, mask)
     assert re.search(message, str(caught.value))
     assert "\n" not in str(caught.value)
 
@@ -218,6 +229,7 @@ BITS = spaces.MultiBinary
 FLOATS = spaces.Box(0, 1, (3,), np.float32), spaces.Box(0, 1, (2,), np.float32)
 THREE, TWO = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
 ROW = np.concatenate([THREE, TWO])
+PAIRS = np.array([[1, 0], [0, 1], [1, 1]], np.int8)
 
 
 def masked_by(monkeypatch, mask, space=None, kind="several"):
@@ -241,53 +253,49 @@ def masked_by(monkeypatch, mask, space=None, kind="several"):
     return env
 
 
-PAIRS = np.array([[1, 0], [0, 1], [1, 1]], np.int8)
+SEVERAL_MASKS = [
+    (BITS(5), ROW),
+    (BITS(5), ROW.astype(bool)),
+    (BITS(5), ROW.tolist()),
+    (spaces.Box(0, 1, (5,), np.bool_), ROW.astype(bool)),
+    (spaces.Box(0, 1, (5,), np.float64), ROW.astype(float)),
+    (spaces.MultiDiscrete([2] * 5), ROW),
+    (spaces.Tuple([BITS(3), BITS(2)]), (THREE, TWO)),
+    (spaces.Tuple([BITS(3), BITS(2)]), [THREE.tolist(), TWO.tolist()]),
+    (spaces.Tuple([BITS(3), BITS(2)]), ROW),
+    (spaces.Tuple(FLOATS), (THREE.astype(np.float32), TWO.astype(np.float32))),
+    (None, ROW),
+    (None, ROW.astype(bool)),
+    (None, ROW.astype(float)),
+    (None, ROW.tolist()),
+    (None, torch.from_numpy(ROW)),
+    (None, (THREE, TWO)),
+    (None, [THREE.tolist(), TWO.tolist()]),
+    (None, (torch.from_numpy(THREE), torch.from_numpy(TWO))),
+]
+"""Masks of choices among 3 and 2, and their spaces; None for those in infos."""
+BITS_MASKS = [
+    (None, PAIRS),
+    (None, PAIRS.tolist()),
+    (None, torch.from_numpy(PAIRS)),
+    (BITS((3, 2)), PAIRS),
+    (BITS((3, 2)), PAIRS.flatten()),
+    (spaces.Box(0, 1, (3, 2), np.float32), PAIRS.astype(np.float32)),
+    (spaces.Tuple([BITS(2)] * 3), PAIRS),
+]
+"""Masks of three choices of equal lengths, which may be a matrix."""
 
 
 @pytest.mark.parametrize(
-    ("space", "mask"),
+    ("kind", "allowed", "space", "mask"),
     [
-        (None, PAIRS),
-        (None, PAIRS.tolist()),
-        (None, torch.from_numpy(PAIRS)),
-        (BITS((3, 2)), PAIRS),
-        (BITS((3, 2)), PAIRS.flatten()),
-        (spaces.Box(0, 1, (3, 2), np.float32), PAIRS.astype(np.float32)),
-        (spaces.Tuple([BITS(2)] * 3), PAIRS),
+        *(("several", ROW, *masks) for masks in SEVERAL_MASKS),
+        *(("bits", PAIRS.flatten(), *masks) for masks in BITS_MASKS),
     ],
 )
-def test_masks_of_equal_lengths_may_be_a_matrix(monkeypatch, space, mask):
-    env = masked_by(monkeypatch, mask, space, kind="bits")
-    allowed = (PAIRS != 0).flatten().tolist()
-    assert env.observe()["a"].action_mask[0].tolist() == [allowed] * 2
-
-
-@pytest.mark.parametrize(
-    ("space", "mask"),
-    [
-        (BITS(5), ROW),
-        (BITS(5), ROW.astype(bool)),
-        (BITS(5), ROW.tolist()),
-        (spaces.Box(0, 1, (5,), np.bool_), ROW.astype(bool)),
-        (spaces.Box(0, 1, (5,), np.float64), ROW.astype(float)),
-        (spaces.MultiDiscrete([2] * 5), ROW),
-        (spaces.Tuple([BITS(3), BITS(2)]), (THREE, TWO)),
-        (spaces.Tuple([BITS(3), BITS(2)]), [THREE.tolist(), TWO.tolist()]),
-        (spaces.Tuple([BITS(3), BITS(2)]), ROW),
-        (spaces.Tuple(FLOATS), (THREE.astype(np.float32), TWO.astype(np.float32))),
-        (None, ROW),
-        (None, ROW.astype(bool)),
-        (None, ROW.astype(float)),
-        (None, ROW.tolist()),
-        (None, torch.from_numpy(ROW)),
-        (None, (THREE, TWO)),
-        (None, [THREE.tolist(), TWO.tolist()]),
-        (None, (torch.from_numpy(THREE), torch.from_numpy(TWO))),
-    ],
-)
-def test_a_mask_may_be_of_any_numbers_0_and_1(monkeypatch, space, mask):
-    env = masked_by(monkeypatch, mask, space)
-    assert env.observe()["a"].action_mask[0].tolist() == [(ROW != 0).tolist()] * 2
+def test_a_mask_may_be_of_any_numbers_0_and_1(monkeypatch, kind, allowed, space, mask):
+    env = masked_by(monkeypatch, mask, space, kind)
+    assert env.observe()["a"].action_mask[0].tolist() == [(allowed != 0).tolist()] * 2
 
 
 @pytest.mark.parametrize(
@@ -297,10 +305,10 @@ def test_a_mask_may_be_of_any_numbers_0_and_1(monkeypatch, space, mask):
             spaces.Tuple([BITS(2), BITS(3)]),
             (TWO, THREE),
             r"^env.module: agent 'a_0': expected an action_mask of shape \(5,\), or a "
-            r"Tuple of the sizes \(3, 2\), as for .*, got a Tuple of the sizes \(2, 3",
+            r"Tuple of the sizes \(3, 2\) for .*, got a Tuple of the sizes \(2, 3",
         ),
         (spaces.Tuple([BITS(4), BITS(1)]), (), r"got a Tuple of the sizes \(4, 1\)$"),
-        (spaces.Tuple([BITS(6)]), (), r"Tuple of the sizes \(3, 2\), .*, got \(6,\)$"),
+        (spaces.Tuple([BITS(6)]), (), r"Tuple of the sizes \(3, 2\) for .*got \(6,\)$"),
         (
             spaces.Dict(x=BITS(3), y=BITS(2)),
             {},
@@ -316,6 +324,14 @@ def test_a_mask_may_be_of_any_numbers_0_and_1(monkeypatch, space, mask):
         (BITS(5), (TWO, THREE), r"expected one row of 5 numbers, got \(2, 3\)$"),
         (BITS(5), (THREE, TWO), r"expected one row of 5 numbers, got \(3, 2\)$"),
         (BITS(5), ROW.astype(float), r"_mask': expected integers .* got float64"),
+        *(
+            (
+                spaces.Box(-np.inf, np.inf, (5,), np.float32),
+                np.array([1, 1, number, 0, 0], np.float32),
+                "agent 'a_0': action_mask: expected numbers 0 and 1, got ",
+            )
+            for number in (0.5, -1.0, np.nan)
+        ),
     ],
 )
 def test_masks_that_do_not_fit_each_choice_are_refused(
@@ -391,28 +407,6 @@ def test_the_live_page_plays_legally_and_tells_perturbed_actions(kind):
         session.step()
 
 
-@pytest.mark.parametrize(
-    ("kind", "masks", "perturbation"),
-    [
-        (kind, ("observation", "infos")[(i + j) % 2], perturbation)
-        for i, kind in enumerate(SPACES)
-        for j, perturbation in enumerate(("action_noise", "drop_actions", "occlude"))
-    ],
-)
-def test_wrapped_environments_execute_allowed_actions(kind, masks, perturbation):
-    env = make_env("pettingzoo", module=MODULE, options={"kind": kind, "masks": masks})
-    wrapped = marl_pool.perturb_env(env, {"name": perturbation, "severity": 0.8})
-    observations, infos = wrapped.reset(seed=3)
-    while wrapped.agents:
-        actions = {}
-        for agent in wrapped.agents:
-            obs = observations[agent]
-            assert wrapped.observation_space(agent).contains(obs)
-            mask = (obs if masks == "observation" else infos[agent])["action_mask"]
-            actions[agent] = _legal(wrapped.action_space(agent), mask)
-        observations, _, _, _, infos = wrapped.step(actions)
-
-
 CLONING = [
     *("env=pettingzoo", f"env.module={MODULE}", "clone=steps", "policy=feed_forward"),
     *("total_batches=60", "clone.prev_action_noise=0.3", "clone.lr=1e-2"),
@@ -421,7 +415,7 @@ CLONING = [
 
 
 class Scripted(RandomPolicy):
-    """Takes the last option that is allowed, and the middle of a Box."""
+    """A policy that takes the last allowed option, and the middle of a Box."""
 
     def __init__(self, group: Any) -> None:
         super().__init__(group.action_space)
@@ -484,13 +478,10 @@ TRAINING = [
 @pytest.mark.parametrize(
     ("kind", "masks", "pooling", "kernels"),
     [
-        ("several", None, "ada", True),
         ("several", "infos", "lstm", True),
-        ("several", "infos", "lstm", False),
         ("tuple", "tuple", "ada", True),
         ("tuple", "tuple", "ada", False),
         ("dict", None, "ada", True),
-        ("start", "infos", "ada", True),
     ],
 )
 def test_training_resumes_exactly(tmp_path, monkeypatch, kind, masks, pooling, kernels):
@@ -504,9 +495,9 @@ def test_training_resumes_exactly(tmp_path, monkeypatch, kind, masks, pooling, k
 
 
 def test_training_learns_the_best_option(tmp_path):
-    overrides = [*TRAINING, "env.options={kind: several}", "total_steps=6000"]
+    overrides = [*TRAINING, "env.options={kind: several}", "total_steps=1500"]
     overrides += ["ppo.lr=0.01", "ppo.batch_size=256", "ppo.minibatch_size=128"]
     overrides += ["ppo.num_envs=16"]
     run = run_of(tmp_path / "run", compose("train", overrides))
     rows = list(run.rows())
-    assert rows[-1]["return_mean"] > rows[0]["return_mean"] + 1
+    assert rows[-1]["return_mean"] > rows[0]["return_mean"] + 3

@@ -51,7 +51,7 @@ LAX = {
         ([5, 5, 5], [5, 5, 5], "truncated"),
     ),
 }
-"""Returns, lengths of lives, and the end of the episode by what an env does."""
+"""Returns, lengths of lives and the end of the episode, by the env's fault."""
 
 
 @pytest.mark.parametrize("fault", LAX)

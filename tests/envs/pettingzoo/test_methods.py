@@ -47,7 +47,7 @@ RESET = "expected reset(seed=None, options=None), got reset"
 
 
 def build(kind, method, function, wrapped=False, cycles=False):
-    """Build an env with one other method."""
+    """Build an env with one method replaced."""
     base = KINDS[kind]
     cls = type("Broken", (base,), {method: getattr(Methods, function)})
     cls.metadata = {"name": "broken", "is_parallelizable": cycles}
@@ -80,29 +80,34 @@ def test_a_method_of_other_arguments_is_refused_with_its_line(
     assert shown.endswith(f"test_methods.py:{line})")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_reset_is_called_without_options(kind):
-    options = {"kind": kind, "method": "reset", "function": "positional"}
-    with pytest.raises(InputError, match=r"got reset\(seed, options\) \("):
-        PettingZooEnv(1, module=MODULE, options=options)
-
-
-def test_behind_a_conversion_to_cycles_too():
-    options = {"kind": "turns", "method": "reset", "function": "nothing"}
-    with pytest.raises(InputError, match=r"Broken: expected reset\(seed=None"):
-        PettingZooEnv(1, module=MODULE, options={**options, "cycles": True})
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(
+            ({"kind": kind, "function": "positional"}, r"got reset\(seed, options\) \(")
+            for kind in KINDS
+        ),
+        # Behind a conversion to cycles too.
+        (
+            {"kind": "turns", "function": "nothing", "cycles": True},
+            r"Broken: expected reset\(seed=None",
+        ),
+        # A wrapper passes on options.
+        (
+            {"kind": "parallel", "function": "seed_only", "wrapped": True},
+            r"got reset\(seed=None\) \(",
+        ),
+    ],
+)
+def test_a_reset_that_cannot_be_called_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        PettingZooEnv(1, module=MODULE, options={"method": "reset", **options})
 
 
 @pytest.mark.parametrize("kind", ["parallel", "turns"])
 @pytest.mark.parametrize("function", ["seed_only", "anything"])
-def test_a_reset_without_options_and_one_of_any_arguments_will_do(kind, function):
+def test_reset_without_options_or_with_any_arguments_is_accepted(kind, function):
     options = {"kind": kind, "method": "reset", "function": function}
     env = PettingZooEnv(1, module=MODULE, options=options)
     env.reset()
     assert any(active.any() for active in env.active.values())
-
-
-def test_a_wrapper_passes_on_options():
-    options = {"kind": "parallel", "method": "reset", "function": "seed_only"}
-    with pytest.raises(InputError, match=r"got reset\(seed=None\) \("):
-        PettingZooEnv(1, module=MODULE, options={**options, "wrapped": True})

@@ -3,13 +3,11 @@
 ``python tests/envs/pettingzoo/test_pettingzoo_env.py`` writes the golden file anew.
 """
 
-import importlib.abc
 import itertools
 import json
 import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,16 +21,11 @@ from torch import Tensor
 from helpers.changing_agents import ChangingAgents
 from helpers.paths import GOLDEN_FILES
 from helpers.tables import yaml_cases
-from marl_pool.cli.main import main
-from marl_pool.config import compose
-from marl_pool.envs import make_batched_env, make_env
+from marl_pool.envs import make_env
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.envs.pettingzoo.env_copy import find_factory
-from marl_pool.policies import make_policy
 from marl_pool.policies.base import Decision, Policy
-from marl_pool.policies.storage import save_policies
 from marl_pool.rollout import Rollout
-from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 
@@ -50,7 +43,7 @@ GAMMA, LAMBDA = 0.9, 0.8
 
 
 class Reader(Policy):
-    """Acts and values by the sum of what it sees, so that a mix-up shows."""
+    """A policy whose actions and values are sums of its features, to expose mix-ups."""
 
     def __init__(self, space: spaces.Space) -> None:
         super().__init__()
@@ -75,8 +68,8 @@ def reset_seed(seed: int, env: int, episode: int) -> int:
     return int(uniform(key, 1) * (1 << 31))
 
 
-def some_actions(env: PettingZooEnv, step: int) -> dict[str, Tensor]:
-    """Actions that depend on environment number, agent and step alone."""
+def example_actions(env: PettingZooEnv, step: int) -> dict[str, Tensor]:
+    """Return actions that depend only on environment number, agent and step."""
     actions = {}
     for name, group in env.groups.items():
         space = group.action_space
@@ -90,10 +83,10 @@ def some_actions(env: PettingZooEnv, step: int) -> dict[str, Tensor]:
 
 
 def run(env: PettingZooEnv, steps: int, first: int = 0) -> list[Any]:
-    """All that shows in ``steps`` steps."""
+    """Return everything that is visible in ``steps`` steps."""
     record = []
     for step in range(first, first + steps):
-        result = env.step(some_actions(env, step))
+        result = env.step(example_actions(env, step))
         record.append((result, env.observe(), env.active))
     return record
 
@@ -112,13 +105,13 @@ def assert_same(actual: Any, expected: Any, rows: Any = slice(None)) -> None:
             assert_same(part, expected_part, rows)
 
 
-# Lives, against the plainest bookkeeping: one env, one agent, one step at a time
+# Lives, against naive bookkeeping: one env, one agent, one step at a time
 
 
 def play(
     options: dict[str, Any], seed: int, env_id: int, steps: int, max_steps: int
 ) -> Iterator[dict[str, Any]]:
-    """Every step of one environment by itself: who acted, saw, got and comes next."""
+    """Play one environment by itself, recording agents, observations and rewards."""
     episode, env = 0, None
     while steps > 0:
         env = ChangingAgents(**options)
@@ -130,7 +123,7 @@ def play(
             after, rewards, died, late, _ = env.step(actions)
             timeout = time + 1 == max_steps
             over = not env.agents or timeout
-            # At the end those whose time was up would have gone on.
+            # Agents that were truncated at the end would have gone on.
             last = [a for a in before if late[a] and not died[a]]
             on = list(env.agents) or last
             yield {
@@ -222,7 +215,7 @@ def test_births_and_deaths_do_not_corrupt_a_batch(
 
 
 def compare(rollout: Rollout, history: list[list[dict[str, Any]]], steps: int) -> None:
-    """One fragment's episode chunks against the plain bookkeeping."""
+    """Compare one fragment's episode chunks with the naive bookkeeping."""
     from marl_pool.training.ppo.trajectories import estimate_advantages, to_episodes
 
     before = rollout.env.steps.numpy().copy()
@@ -285,25 +278,8 @@ def test_changing_agents_die_are_born_and_end_in_every_way():
 # Seeds and replay
 
 
-def test_each_episode_and_seed_begins_elsewhere():
-    env = PettingZooEnv(2, module=TAG)
-    starts = []
-    for _ in range(2):
-        env.reset()
-        starts.append(env.observe()["agent"].features)
-    repeat = PettingZooEnv(2, module=TAG, first_episode=1)
-    reseeded = PettingZooEnv(2, module=TAG, seed=1)
-    for instance in (repeat, reseeded):
-        instance.reset()
-    assert not starts[0].equal(starts[1])
-    assert repeat.observe()["agent"].features.equal(starts[1])
-    assert not reseeded.observe()["agent"].features.equal(starts[0])
-
-
-@pytest.mark.parametrize("module", [TAG, AGENTS])
-def test_taken_envs_go_on_alone_and_leave_the_first_as_it_was(module):
-    options: dict[str, Any] = {"module": module, "seed": 5}
-    env, reference = (PettingZooEnv(4, **options) for _ in range(2))
+def test_selected_envs_continue_independently_of_the_original():
+    env, reference = (PettingZooEnv(4, module=AGENTS, seed=5) for _ in range(2))
     for instance in (env, reference):
         instance.reset()
         run(instance, 3)
@@ -318,7 +294,7 @@ def test_taken_envs_go_on_alone_and_leave_the_first_as_it_was(module):
     assert_same(run(reference, 2, first=7), run(late, 2, first=7), slice(0, 1))
 
 
-def test_an_env_that_no_seed_determines_is_told_of():
+def test_nondeterministic_env_warns_on_replay():
     env = PettingZooEnv(1, module=f"{__name__}:Unsteady")
     env.reset()
     run(env, 2)
@@ -337,7 +313,7 @@ def test_rewards_and_ends_are_the_env_s_own():
         native.reset(seed=reset_seed(3, number, 0))
         subset = env.select(torch.tensor([number]))
         for step in range(6):
-            actions = some_actions(subset, step)
+            actions = example_actions(subset, step)
             flat = {
                 f"{name}_{i}": int(action)
                 for name, part in actions.items()
@@ -357,7 +333,7 @@ def test_actions_are_clipped_and_those_of_the_absent_are_ignored():
     env = PettingZooEnv(2, module=AGENTS, seed=1)
     env.reset()
     wild, tame = env.select(torch.arange(2)), env.select(torch.arange(2))
-    actions = some_actions(env, 0)
+    actions = example_actions(env, 0)
     actions["wolf"] = torch.full((2, 1, 2), 5.0)
     step = wild.step(actions)
     actions["wolf"] = torch.ones(2, 1, 2)
@@ -365,18 +341,7 @@ def test_actions_are_clipped_and_those_of_the_absent_are_ignored():
     assert_same(step, tame.step(actions))  # the env holds actions to their space
 
 
-# Groups, dtypes, forms of observation
-
-
-def test_agents_are_grouped_by_name_and_spaces():
-    env = PettingZooEnv(1, module="mpe2.simple_world_comm_v3")
-    sizes = {name: group.num_agents for name, group in env.groups.items()}
-    assert sizes == {"leadadversary": 1, "adversary": 3, "agent": 2}
-    uneven = PettingZooEnv(1, module=f"{__name__}:Uneven")
-    assert {k: g.num_agents for k, g in uneven.groups.items()} == {
-        "unit_a": 2,
-        "unit_b": 1,
-    }
+# Groups, forms of observation
 
 
 def test_groups_may_be_named_and_ordered():
@@ -399,14 +364,6 @@ def test_groups_may_be_named_and_ordered():
         assert grouped.rewards[name].equal(reference.rewards["agent"][:, places])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_numbers_have_the_dtype_asked_for(dtype):
-    env = make_batched_env("pettingzoo", 2, module=TAG, dtype=dtype)
-    env.reset()
-    assert env.observe()["agent"].features.dtype == dtype
-    assert run(env, 1)[0][0].rewards["agent"].dtype == dtype
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_observations_may_be_tokens_already(dtype):
     env = PettingZooEnv(
@@ -423,7 +380,7 @@ def test_observations_may_be_tokens_already(dtype):
     assert str(tokens.features.dtype).endswith(spec.dtype)
 
 
-def test_an_id_of_pettingzoos_registry_will_do():
+def test_pettingzoo_registry_id_is_accepted():
     name = "marl_pool/simple_centroid-v0"
     env = PettingZooEnv(
         1, module=name, options={"num_noise": 2, "seed": 0}, max_steps=3
@@ -467,18 +424,6 @@ class Unsteady(ChangingAgents):
         return super().reset(Unsteady.calls)
 
 
-class Uneven(ChangingAgents):
-    def __init__(self, spaces_of=None, **options):
-        super().__init__(**options)
-        self.possible_agents = ["unit1", "unit2", "unit3"]
-
-    def observation_space(self, agent):
-        return spaces.Box(-1, 1, (3 if agent == "unit2" else 4,), np.float32)
-
-    def action_space(self, agent):
-        return spaces.Discrete(2)
-
-
 class Tokenized(ChangingAgents):
     def __init__(self, dtype="float32"):
         super().__init__()
@@ -503,7 +448,7 @@ class Tokenized(ChangingAgents):
 
 
 class Odd(ChangingAgents):
-    """One space that does not fit."""
+    """An env with one unsupported space."""
 
     SPACES: ClassVar = {
         "video": spaces.Box(0, 1, (2, 4, 4, 3), np.float32),
@@ -529,20 +474,6 @@ class Lonely(ChangingAgents):
         super().__init__(wolves=0, hens=0)
 
 
-class Vague(ChangingAgents):
-    """Speaks of nobody's observation, of a stranger, or too briefly."""
-
-    def __init__(self, stranger=False, brief=False):
-        super().__init__(death=0.0)
-        self.stranger, self.brief = stranger, brief
-
-    def reset(self, seed=None, options=None):
-        obs, infos = super().reset(seed)
-        if self.stranger:
-            self.agents = ["ghost_0"]
-        return {agent: obs[agent][:1] for agent in obs if self.brief}, infos
-
-
 def not_an_env():
     return object()
 
@@ -552,20 +483,6 @@ def test_what_does_not_fit_is_refused_in_one_line(module, options, message):
     with pytest.raises(InputError, match=message) as caught:
         PettingZooEnv(1, module=module, **options)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "env.module: reset: agent .*: observation: expected one, got none"),
-        ({"stranger": True}, "expected one of possible_agents, got agent 'ghost_0'"),
-        ({"brief": True}, r"expected an observation of shape .*, got \(1,\)"),
-    ],
-)
-def test_an_env_that_breaks_its_word_is_named(options, message):
-    env = PettingZooEnv(1, module=f"{__name__}:Vague", options=options)
-    with pytest.raises(InputError, match=message):
-        env.reset()
 
 
 def test_a_module_that_fails_at_import_is_refused(tmp_path, monkeypatch):
@@ -580,62 +497,10 @@ def test_a_module_that_fails_at_import_is_refused(tmp_path, monkeypatch):
         PettingZooEnv(1, module=TAG)
 
 
-# What a run's folder names is not imported on its word
-
-
-PROBE = """
-from mpe2.simple_spread_v3 import parallel_env
-from test_pettingzoo_env import Touch
-Touch.imported.append(__name__)
-"""
-
-
-class Touch:
-    imported: ClassVar[list[str]] = []
-
-
-@pytest.mark.parametrize("verb", ["evaluate", "render"])
-def test_a_run_s_module_is_imported_only_if_allowed(
-    tmp_path, monkeypatch, capsys, verb
-):
-    monkeypatch.syspath_prepend(tmp_path)
-    Touch.imported.clear()
-    monkeypatch.delitem(sys.modules, "sent_env", raising=False)
-    (tmp_path / "sent_env.py").write_text(PROBE)
-    tokenizer = "marl_pool.envs.tokenizers.base:FeatureTokenizer"
-    path = untrained_run(tmp_path / "run", "env.module=sent_env", tokenizer)
-    monkeypatch.delitem(sys.modules, "sent_env")
-    Touch.imported.clear()
-    command = [verb, path, "episodes=2", *(["suite=quick"] * (verb == "evaluate"))]
-    assert main(command) == 2
-    assert "uses the env.module 'sent_env'" in (refusal := capsys.readouterr().err)
-    assert "--plugin sent_env" in refusal
-    assert not Touch.imported
-    command += ["--plugin", "sent_env"]
-    assert main(command) == 2
-    assert f"--plugin {tokenizer}" in capsys.readouterr().err
-    assert Touch.imported == ["sent_env"]
-    assert main([*command, "--plugin", tokenizer]) == 0
-    assert Touch.imported == ["sent_env"]
-
-
-def untrained_run(path: Path, module: str, tokenizer: str) -> str:
-    tiny = ["encoder.num_layers=1", "pooling=avg", "env.max_steps=3"]
-    options = [module, f"env.tokenizer={tokenizer}"]
-    config = compose("train", ["env=pettingzoo", *options, *tiny])
-    group = make_batched_env(num_envs=1, **config["env"]).groups["agent"]
-    parts = {"encoder": config["encoder"], "pooling": config["pooling"]}
-    policy = make_policy(group.tokens, group.action_space, **parts, seed=0)
-    run = Run.create(str(path), config)
-    with run.save_policy_dir() as saved:
-        save_policies({"agent": policy}, {"agent": "agent"}, saved)
-    return str(path)
-
-
 # Pictures
 
 
-def test_a_picture_is_of_the_moment_that_it_was_taken():
+def test_frames_show_the_current_state_of_each_selection():
     env = PettingZooEnv(2, module=AGENTS, options={"death": 0.0, "horizon": 9})
     env.reset()
     early = env.select(torch.tensor([0]))
@@ -719,20 +584,6 @@ if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(golden()) + "\n")
 
 
-def test_a_missing_mpe2_names_the_extra(monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mpe2"]:
-        monkeypatch.delitem(sys.modules, name)
-
-    class Hidden(importlib.abc.MetaPathFinder):
-        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-            if name == "mpe2":
-                raise ModuleNotFoundError("No module named 'mpe2'", name="mpe2")
-
-    monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
-    with pytest.raises(InputError, match=r'pip install "marl-pool\[mpe\]"'):
-        find_factory("mpe2.simple_spread_v3")
-
-
 @pytest.mark.parametrize(
     ("module", "message"),
     [
@@ -741,6 +592,6 @@ def test_a_missing_mpe2_names_the_extra(monkeypatch):
         ("os.pth", "'os' is not a package$"),
     ],
 )
-def test_a_misspelt_module_of_a_package_that_is_there(module, message):
+def test_misspelt_module_of_an_installed_package(module, message):
     with pytest.raises(InputError, match=message):
         find_factory(module)

@@ -201,32 +201,27 @@ def test_workers_selections_and_replays_show_the_same_states():
             "env.state_tokens.patch: expected null, since the obs",
         ),
         ("vector", {"tokenizer": "featurs"}, "unknown env.state_tokens.tokenizer"),
+        ("raises", None, r"state\(\) of Pitch raised RuntimeError"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(form, options, message):
+def test_states_and_options_that_do_not_fit_are_refused(form, options, message):
     with pytest.raises(InputError, match=message):
         pitch(form, state_tokens=options).state_specs  # noqa: B018
 
 
-def test_a_state_of_another_shape_later_is_refused():
-    env = pitch("shrinks")
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("shrinks", r"env.module: state\(\): .*shape"),
+        ("nan", r"state\(\): expected finite numbers"),
+    ],
+)
+def test_a_state_that_does_not_fit_later_is_refused(form, message):
+    env = pitch(form)
     states_of(env)
     env.step(zeros(env))
-    with pytest.raises(InputError, match=r"env.module: state\(\): .*shape"):
+    with pytest.raises(InputError, match=message):
         env.observe_state()
-
-
-def test_a_state_with_nan_later_is_refused():
-    env = pitch("nan")
-    states_of(env)
-    env.step(zeros(env))
-    with pytest.raises(InputError, match=r"state\(\): expected finite numbers"):
-        env.observe_state()
-
-
-def test_what_a_state_raises_is_one_line():
-    with pytest.raises(InputError, match=r"state\(\) of Pitch raised RuntimeError"):
-        pitch("raises").state_specs  # noqa: B018
 
 
 def test_no_group_has_the_name_of_the_agent_itself():

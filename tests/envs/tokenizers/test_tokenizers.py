@@ -98,7 +98,7 @@ def test_tokens_are_the_entities(module, options, oracle):
             assert env.groups[name].tokens.has_self
 
 
-def test_slots_of_entities_that_there_are_not_are_padding():
+def test_slots_of_absent_entities_are_padding():
     options = {"N": 3, "num_agent_neighbors": 4, "num_landmark_neighbors": 2}
     env = PettingZooEnv(2, module="mpe2.simple_spread_v3", options=options)
     env.reset()
@@ -201,7 +201,7 @@ class Fixed(Tokenizer):
         ("types", "expected types below 2, got 5"),
     ],
 )
-def test_ones_own_tokenizer_is_tried_before_use(monkeypatch, fault, message):
+def test_custom_tokenizer_is_validated_before_use(monkeypatch, fault, message):
     options: dict[str, Any] = {
         "module": "mpe2.simple_v3",
         "tokenizer": f"{__name__}:Fixed",
@@ -218,7 +218,7 @@ def test_a_class_that_is_no_tokenizer_is_refused():
         make_tokenizer("marl_pool.pooling.ada:AdaPooling", observer("agent_0", 4))
 
 
-def test_they_can_be_listed(capsys):
+def test_tokenizers_are_listed(capsys):
     assert main(["list", "tokenizers"]) == 0
     output = capsys.readouterr().out
     assert all(name in output for name in TOKENIZERS)

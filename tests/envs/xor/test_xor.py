@@ -1,4 +1,4 @@
-"""The XOR game: rewards by brute force, and what invariant policies can get."""
+"""The XOR game: rewards by brute force, and the returns of invariant policies."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from marl_pool.utils.errors import InputError
 
 SIZES = {"name": "transformer", "dim": 8, "num_layers": 1, "num_heads": 2, "dim_ff": 8}
 ORDERED = {"flatten", "lstm", "learned_aggregation", "attention_neuron"}
-"""Heads that know an order, or have a memory."""
+"""Heads that depend on token order, or have memory."""
 
 
 @pytest.mark.parametrize("num_agents", [2, 3])
@@ -59,7 +59,9 @@ def mean_reward(env: XOR, policy: torch.nn.Module, explore: bool = False) -> flo
 
 @pytest.mark.parametrize("num_agents", [2, 5])
 @pytest.mark.parametrize("tie_breaker", ["rank", "random"])
-def test_a_tie_breaker_solves_it(tie_breaker: str, num_agents: int) -> None:
+def test_heuristic_with_a_tie_breaker_solves_xor(
+    tie_breaker: str, num_agents: int
+) -> None:
     env = make_batched_env(
         "xor", num_envs=64, num_agents=num_agents, tie_breaker=tie_breaker
     )
@@ -67,7 +69,7 @@ def test_a_tie_breaker_solves_it(tie_breaker: str, num_agents: int) -> None:
 
 
 @pytest.mark.parametrize("head", sorted({*pooling_names()} - ORDERED))
-def test_without_one_a_shared_deterministic_policy_gets_nothing(head: str) -> None:
+def test_shared_deterministic_policy_without_tie_breaker_earns_0(head: str) -> None:
     env = XOR(8, num_agents=2)
     group = env.groups["agent"]
     try:
@@ -83,7 +85,7 @@ def test_without_one_a_shared_deterministic_policy_gets_nothing(head: str) -> No
     assert mean_reward(env, policy.eval()) == 0
 
 
-def test_random_choices_get_what_the_formula_says() -> None:
+def test_random_policy_earns_the_analytic_mean() -> None:
     for num_agents in (2, 4):
         env = XOR(4000, num_agents=num_agents, max_steps=4)
         policy = RandomPolicy(env.groups["agent"].action_space)

@@ -69,7 +69,7 @@ def test_a_scripted_policy_that_is_no_better_gives_no_number() -> None:
 
 
 def with_similar_baselines(seeds: int) -> np.ndarray:
-    """The scripted policy is better in one episode, which some resamples leave out."""
+    """The scripted policy is better in one episode only, which some resamples omit."""
     episodes = runs(seeds, spread=0.1)
     episodes[:, :, 2] = 0.0
     episodes[:, :, 2, 0] = 1.0
@@ -77,15 +77,15 @@ def with_similar_baselines(seeds: int) -> np.ndarray:
 
 
 def test_a_resample_without_baselines_leaves_a_number_and_no_interval() -> None:
-    odd = method_scores("a", with_similar_baselines(6))
+    degenerate = method_scores("a", with_similar_baselines(6))
     usual = method_scores("b", runs(6, 0.1))
-    assert 0 < np.isnan(odd.resamples).mean() < 1
+    assert 0 < np.isnan(degenerate.resamples).mean() < 1
     for interval in (
-        over_seeds(odd, mean_score),
-        this_policy_only(odd, mean_score),
-        improvement(odd, usual),
-        improvement(usual, odd),
-        *dict(rank({"a": odd}).places).values(),
+        over_seeds(degenerate, mean_score),
+        this_policy_only(degenerate, mean_score),
+        improvement(degenerate, usual),
+        improvement(usual, degenerate),
+        *dict(rank({"a": degenerate}).places).values(),
     ):
         assert np.isfinite(interval.value)
         assert np.isnan([interval.low, interval.high]).all()
@@ -110,7 +110,7 @@ def test_draws_are_of_as_many_episodes_with_replacement() -> None:
 # Intervals
 
 
-def test_an_interval_over_seeds_holds_what_seeds_differ_by() -> None:
+def test_an_interval_over_seeds_includes_their_spread() -> None:
     scores = method_scores("a", runs(6, spread=1.0, noise=0.01))
     outer, inner = (f(scores, mean_score) for f in (over_seeds, this_policy_only))
     assert outer.value == inner.value
@@ -145,14 +145,11 @@ def test_one_seed_has_no_interval_over_seeds() -> None:
 
 def test_methods_draw_their_seeds_independently() -> None:
     episodes = runs(8, spread=1.0)
-    first, same, other_method = (
-        method_scores(name, episodes) for name in ("a", "a", "b")
+    first, repeated, independent = (
+        method_scores(name, episodes).resampled() for name in ("a", "a", "b")
     )
-    np.testing.assert_array_equal(first.resampled(), same.resampled())
-    paired = np.corrcoef(
-        first.resampled().mean((1, 2)), other_method.resampled().mean((1, 2))
-    )[0, 1]
-    assert abs(paired) < 0.1
+    np.testing.assert_array_equal(first, repeated)
+    assert abs(np.corrcoef(first.mean((1, 2)), independent.mean((1, 2)))[0, 1]) < 0.1
 
 
 def test_scores_under_several_conditions_are_joined() -> None:
@@ -160,26 +157,22 @@ def test_scores_under_several_conditions_are_joined() -> None:
         Scores("a", np.array([[score], [score + 3]]), np.full((4, 2, 1), score))
         for score in (2.0, 0.0)
     ]
-    both = joined(parts)
-    assert both.points.tolist() == [[2.0, 0.0], [5.0, 3.0]]
-    assert both.resamples[0].tolist() == [[2.0, 0.0]] * 2
+    joint = joined(parts)
+    assert joint.points.tolist() == [[2.0, 0.0], [5.0, 3.0]]
+    assert joint.resamples[0].tolist() == [[2.0, 0.0]] * 2
 
 
 # Comparisons
 
 
-def test_improvement_of_methods_that_are_apart_alike_and_the_same() -> None:
+def test_improvement_of_separate_similar_and_equal_methods() -> None:
     low, high = runs(6, 0.1), runs(6, 0.1, level=9.0, seed=1)
-    assert improvement(method_scores("high", high), method_scores("low", low)) == (
-        1.0,
-        1.0,
-        1.0,
-    )
-    alike = improvement(
-        method_scores("a", low), method_scores("b", runs(6, 0.1, seed=2))
-    )
-    assert alike.low < 0.5 < alike.high
-    assert improvement(method_scores("a", low), method_scores("b", low)).value == 0.5
+    first, equal = method_scores("a", low), method_scores("b", low)
+    separate = improvement(method_scores("high", high), first)
+    assert separate == (1.0, 1.0, 1.0)
+    similar = improvement(first, method_scores("b", runs(6, 0.1, seed=2)))
+    assert similar.low < 0.5 < similar.high
+    assert improvement(first, equal).value == 0.5
 
 
 def test_improvement_over_a_single_seed_has_no_interval() -> None:
@@ -197,7 +190,7 @@ def test_few_seeds_are_not_ranked(seeds: int) -> None:
         "high": method_scores("high", runs(seeds, 0.1, level=5.0)),
     }
     ranking = rank(methods)
-    words = "1 seed of" if seeds == 1 else "4 seeds of"
+    words = "only 1 seed," if seeds == 1 else "only 4 seeds,"
     assert words in ranking.refusal
     assert [name for name, _ in ranking.places] == ["low", "high"]
 
@@ -216,7 +209,7 @@ def test_enough_seeds_are_ranked_by_interquartile_mean() -> None:
 
 
 def test_the_published_order_of_resampling_covers_a_new_seed() -> None:
-    """With the episodes alone resampled, the mean of the method is mostly missed."""
+    """Resampling episodes alone would mostly miss the method's mean."""
     generator = np.random.default_rng(0)
     covered = {over_seeds: 0, this_policy_only: 0}
     for trial in range(100):

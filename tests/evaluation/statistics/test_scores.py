@@ -1,4 +1,4 @@
-"""Scores and aucs against hand-computed values, and what makes them undefined."""
+"""Scores and AUCs against hand-computed values, and when they are undefined."""
 
 from dataclasses import replace
 
@@ -48,23 +48,15 @@ def test_an_interval_is_that_of_a_plain_bootstrap() -> None:
     draws = np.random.default_rng(4).integers(200, size=(4000, 200))
     means = [sample[draws].mean(1) for sample in (policy_returns, random, heuristic)]
     scores = (means[0] - means[1]) / (means[2] - means[1])
-    interval = normalized(
-        policy_returns, NormalizationBaselines(random, heuristic), seed=1
-    )
+    baselines = NormalizationBaselines(random, heuristic)
+    interval = normalized(policy_returns, baselines, seed=1)
     assert interval[1:] == pytest.approx(np.percentile(scores, (2.5, 97.5)), abs=0.02)
 
 
-def test_rows_are_scored_in_their_own_world() -> None:
+def test_rows_are_scored_by_the_baselines_of_their_environment() -> None:
     transfer = {"name": TRANSFER, "label": "1-1-30"}
-    rows = [
-        row(),
-        row(name="jitter", severity=0.5),
-        row(RANDOM),
-        row(HEURISTIC),
-        row(**transfer),
-        row(RANDOM, **transfer),
-        row(HEURISTIC, **transfer),
-    ]
+    rows = [row(), row(name="jitter", severity=0.5), row(RANDOM), row(HEURISTIC)]
+    rows += [row(policy, **transfer) for policy in (TRAINED, RANDOM, HEURISTIC)]
     means = [-5.0, -7.5, -10.0, 0.0, -5.0, -20.0, -10.0]
     returns = np.array(means)[:, None] + OFFSETS
     values = [result.score for result in scored(rows, returns)]
@@ -109,29 +101,16 @@ def test_an_auc_is_the_mean_over_severity() -> None:
     assert (auc.label, auc.policy) == ("jitter", TRAINED)
 
 
-def test_a_short_range_is_no_better_for_being_short() -> None:
-    """The AUC is divided by the range of severities."""
-    rows = [row(), row(RANDOM), row(HEURISTIC), *levels(0.1, 0.2)]
-    returns = np.array([0.0, -10.0, 0.0, -5.0, -10.0])[:, None] + OFFSETS
-    (auc,) = severity_aucs(rows, returns)
-    assert auc.auc == pytest.approx(0.5)
-
-
-def test_uneven_levels_weigh_by_the_trapezoidal_rule() -> None:
-    levels_ = [np.array([1.0]), np.array([0.5]), np.array([0.0])]
-    assert mean_over(levels_, [0.0, 0.2, 1.0]) == pytest.approx(0.15 + 0.2)
+def test_a_mean_over_severity_is_the_trapezoidal_rules_per_range() -> None:
+    falling = [np.array([1.0]), np.array([0.5]), np.array([0.0])]
+    assert mean_over(falling, [0.0, 0.2, 1.0]) == pytest.approx(0.15 + 0.2)
+    # The length of the range does not matter.
+    assert mean_over(falling, [0.0, 0.1, 0.2]) == pytest.approx(0.5)
 
 
 def test_each_perturbation_and_each_way_to_act_has_an_auc() -> None:
-    rows = [
-        row(),
-        row(stochastic=True),
-        row(RANDOM),
-        row(HEURISTIC),
-        *levels(0.5),
-        *levels(0.5, stochastic=True),
-        *levels(0.5, label="jitter scale=2"),
-    ]
+    rows = [row(), row(stochastic=True), row(RANDOM), row(HEURISTIC), *levels(0.5)]
+    rows += levels(0.5, stochastic=True) + levels(0.5, label="jitter scale=2")
     returns = np.array([0.0, -2.0, -10.0, 0.0, -5.0, -6.0, -10.0])[:, None] + OFFSETS
     aucs = severity_aucs(rows, returns)
     assert [(a.label, a.stochastic) for a in aucs] == [
@@ -139,18 +118,13 @@ def test_each_perturbation_and_each_way_to_act_has_an_auc() -> None:
         ("jitter", True),
         ("jitter scale=2", False),
     ]
-    # The mean of the scores at both ends: each way to act has its own clean ones.
+    # The mean of the scores at both ends; each way to act has separate clean scores.
     assert [a.auc for a in aucs] == pytest.approx([0.75, 0.6, 0.5])
 
 
 def test_a_missing_level_leaves_no_auc() -> None:
-    rows = [
-        row(),
-        row(RANDOM),
-        row(HEURISTIC),
-        *levels(0.5),
-        *levels(1.0, missing="no"),
-    ]
+    rows = [row(), row(RANDOM), row(HEURISTIC), *levels(0.5)]
+    rows += levels(1.0, missing="no")
     returns = np.array([0.0, -10.0, 0.0, -5.0, np.nan])[:, None] + OFFSETS
     (auc,) = severity_aucs(rows, returns)
     assert np.isnan(auc.auc)
@@ -165,19 +139,16 @@ def test_no_level_but_zero_has_no_auc() -> None:
 
 @pytest.mark.parametrize("score", [0.0, -1.0])
 def test_an_interval_without_bounds_is_none(score: float) -> None:
-    """In three of four environments the heuristic is not the better one."""
+    """In three of four environments the heuristic is no better than random."""
     heuristic = np.array([score, score, score, 4.0 - 3 * score])
-    value, low, high = normalized(
-        np.full(4, 0.5), NormalizationBaselines(np.zeros(4), heuristic)
-    )
+    baselines = NormalizationBaselines(np.zeros(4), heuristic)
+    value, low, high = normalized(np.full(4, 0.5), baselines)
     assert value == pytest.approx(0.5)
     assert np.isnan([low, high]).all()
 
 
 def test_one_episode_has_no_interval() -> None:
-    baselines = NormalizationBaselines(
-        random=np.array([0.0]), heuristic=np.array([2.0])
-    )
+    baselines = NormalizationBaselines(np.array([0.0]), np.array([2.0]))
     value, low, high = normalized(np.array([1.0]), baselines)
     assert value == 0.5
     assert np.isnan([low, high]).all()

@@ -45,7 +45,7 @@ MARKS = {
 
 
 def perceive(name: str, env: BatchedEnv, **options: Any) -> Perception:
-    """Observe an environment, which then moves, through a perturbation for 4 steps."""
+    """Observe a moving environment through a perturbation for 4 steps."""
     if name == "inject":
         options["token_type"] = 2
     perturbation = perturb({"name": name, **options}, env)
@@ -53,22 +53,17 @@ def perceive(name: str, env: BatchedEnv, **options: Any) -> Perception:
     env.reset()
     keys = stream_keys(0, env.env_ids, env.episodes, Purpose.PERTURBATION)
     state = perturbation.start(env.observe()[group], keys)
-    action = (
-        agent_group.action_space.high if agent_group.action_space.shape else np.array(1)
-    )
+    space = agent_group.action_space
+    action = space.high if space.shape else np.array(1)
     actions = torch.as_tensor(action).expand(1, agent_group.num_agents, *action.shape)
     for _ in range(4):
         true = env.observe()[group]
         output, state = perturbation(true, state)
         perceived = perturbation.perceive(true, output, state).at((0, 0))
-        if step_is_last(env):
-            break
+        if int(env.steps) == 3:
+            break  # the environment stays as it was perceived
         env.step({group: actions})
     return perceived
-
-
-def step_is_last(env: BatchedEnv) -> bool:
-    return int(env.steps) == 3
 
 
 def unperturbed(perceived: Perception) -> Perception:
@@ -179,9 +174,7 @@ def test_patches_show_what_is_perceived_of_them() -> None:
 
 
 @pytest.mark.parametrize("mark", Mark)
-def test_the_legend_names_each_mark(
-    mark: Mark, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_legend_names_each_mark(mark, monkeypatch):
     texts: list[str] = []
     write = frames.write
 
@@ -197,9 +190,7 @@ def test_the_legend_names_each_mark(
     assert (marked != unmarked).any()
 
 
-def test_marks_stay_in_the_legend_once_they_occurred(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_marks_stay_in_the_legend_once_they_occurred(monkeypatch):
     noted: list[set[Mark]] = []
 
     def note(image: np.ndarray, below: Caption) -> np.ndarray:
@@ -218,9 +209,7 @@ def test_marks_stay_in_the_legend_once_they_occurred(
 
 
 @pytest.mark.parametrize(("pooling", "note"), [("ada", False), ("max", True)])
-def test_the_head_is_named_and_noted_if_it_has_no_weights(
-    pooling: str, note: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_head_is_named_and_noted_if_it_has_no_weights(pooling, note, monkeypatch):
     titles: list[str] = []
 
     def keep(image: np.ndarray, below: Caption) -> np.ndarray:

@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 
 from helpers.farm import FoxAndHens
-from helpers.videos import ENV, PLACES, STEPS, centroid, policy_for, read
+from helpers.pictures import read_video
+from helpers.tables import yaml_cases
+from helpers.videos import PLACES, STEPS, centroid, make_run, policy_for
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.drawing.canvas import PAPER
 from marl_pool.evaluation.settings import RenderSettings
@@ -33,7 +35,6 @@ from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies import make_policy
 from marl_pool.policies.random_policy import RandomPolicy
-from marl_pool.policies.storage import save_policies
 from marl_pool.rollout import Rollout
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
@@ -51,7 +52,7 @@ INJECT = {"token_type": 3, "position_features": [0, 1]}
 def perceive(
     perturbation: Perturbation | None, pooling: Any = "ada", head: Any = "mean"
 ) -> tuple[torch.Tensor | None, Perception]:
-    """Attention to one observation, and the observation, perturbed or not."""
+    """Return the attention to an observation, perturbed or not, and the latter."""
     env = centroid()
     policy = policy_for(env, pooling)
     env.reset()
@@ -148,13 +149,6 @@ def pictures(images: list[np.ndarray]) -> list[np.ndarray]:
     return [image[:96] for image in images]
 
 
-def test_a_frame_for_each_decision_and_one_for_the_end() -> None:
-    images = frames()
-    assert len(images) == STEPS + 1
-    assert {image.shape for image in images} == {(len(images[0]), 96, 3)}
-    assert {image.dtype for image in images} == {np.dtype(np.uint8)}
-
-
 def test_a_frame_shows_the_env_in_which_the_policy_decided() -> None:
     env = centroid()
     policy = policy_for(env)
@@ -167,7 +161,11 @@ def test_a_frame_shows_the_env_in_which_the_policy_decided() -> None:
             expected.append(env.frame(attention=weights, group="agent", size=96))
             env.step({"agent": policy.scale(policy.act(tokens).action)})
     expected.append(env.frame(size=96))
-    for image, reference in zip(pictures(frames()), expected, strict=True):
+    images = frames()
+    assert {(image.shape, image.dtype) for image in images} == {
+        ((len(images[0]), 96, 3), np.dtype(np.uint8))
+    }
+    for image, reference in zip(pictures(images), expected, strict=True):
         np.testing.assert_array_equal(image, reference)
 
 
@@ -285,19 +283,17 @@ def test_the_step_is_written_once_above_a_whole_grid() -> None:
 # Files
 
 
-def test_a_file_holds_the_frames_in_their_colors(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_holds_the_frames_in_their_colors(tmp_path, capfd):
     colors = [(200, 30, 30), (30, 200, 30), (30, 30, 200)]
     plain = (np.full((64, 96, 3), color, np.uint8) for color in colors)
     write_frames(tmp_path / "a.webm", plain, fps=7)
     assert capfd.readouterr().err == ""
-    images = read(tmp_path / "a.webm")
+    images = read_video(tmp_path / "a.webm")
     assert [image.shape for image in images] == [(64, 96, 3)] * 3
     for image, color in zip(images, colors, strict=True):
         assert np.abs(image.astype(int) - color).mean() < 10
     assert cv2.VideoCapture(str(tmp_path / "a.webm")).get(cv2.CAP_PROP_FPS) == 7
-    # Matroska's own mark, and the codec's name in it.
+    # The signature of Matroska, and the codec's name.
     content = (tmp_path / "a.webm").read_bytes()
     assert content.startswith(b"\x1aE\xdf\xa3")
     assert b"V_VP8" in content
@@ -305,7 +301,7 @@ def test_a_file_holds_the_frames_in_their_colors(
 
 def test_mp4_is_vp9(tmp_path: Path) -> None:
     write_frames(tmp_path / "a.mp4", [np.full((64, 96, 3), 90, np.uint8)] * 3, fps=10)
-    assert len(read(tmp_path / "a.mp4")) == 3
+    assert len(read_video(tmp_path / "a.mp4")) == 3
     assert b"vp09" in (tmp_path / "a.mp4").read_bytes()
 
 
@@ -325,7 +321,7 @@ def test_animations_repeat_at_their_speed(tmp_path: Path, suffix: str) -> None:
             assert np.abs(np.asarray(image.convert("L")).astype(int) - gray).max() < 8
 
 
-def test_nothing_stays_of_a_video_that_failed(tmp_path: Path) -> None:
+def test_a_failed_video_leaves_no_file(tmp_path: Path) -> None:
     def interrupted() -> Iterator[np.ndarray]:
         yield np.zeros((64, 64, 3), np.uint8)
         assert list(tmp_path.iterdir()) != []
@@ -334,7 +330,7 @@ def test_nothing_stays_of_a_video_that_failed(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_frames(tmp_path / "a.webm", interrupted(), fps=10)
     assert list(tmp_path.iterdir()) == []
-    # A video without frames is none.
+    # Without frames no video is written.
     write_frames(tmp_path / "a.webm", [], fps=10)
     assert list(tmp_path.iterdir()) == []
 
@@ -348,9 +344,7 @@ NONE = {"name": "none"}
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    run = Run.create(tmp_path / "run", {"env": ENV, "seed": 5})
-    save_policies({"one": policy_for(centroid())}, {"agent": "one"}, run.policy_dir)
-    return run
+    return make_run(tmp_path / "run")
 
 
 def test_a_run_is_rendered_and_nothing_overwritten(run: Run) -> None:
@@ -360,13 +354,12 @@ def test_a_run_is_rendered_and_nothing_overwritten(run: Run) -> None:
     assert [first.name, second.name] == ["clean.webm", "clean-2.webm"]
     assert first.parent == second.parent == run.path / "videos"
     assert first.read_bytes() == before
-    assert [len(read(path)) for path in (first, second)] == [STEPS + 1, 2 * (STEPS + 1)]
-    assert read(first)[0].shape[1] == 96
+    images, more_images = read_video(first), read_video(second)
+    assert (len(images), len(more_images)) == (STEPS + 1, 2 * (STEPS + 1))
+    assert images[0].shape[1] == 96
 
 
-def test_a_perturbation_names_the_file_and_is_written_in_it(
-    run: Run, captions: Any
-) -> None:
+def test_a_perturbation_names_the_file_and_is_written_in_it(run, captions):
     inject = {"name": "inject", "token_type": "noise", "severity": 0.5}
     path = render_run(run, replace(SETTINGS, episodes=2), perturbation=inject)
     assert path.name == "inject.webm"
@@ -377,23 +370,8 @@ def test_a_perturbation_names_the_file_and_is_written_in_it(
     }
 
 
-PAIR = {"name": "shuffle", "severity": [0.0, 1.0]}
-
-
-@pytest.mark.parametrize(
-    ("perturbation", "change", "message"),
-    [
-        (None, {"head": 1}, "head: expected mean or 0 to 0, got 1"),
-        (None, {"checkpoint": 3}, "has no policy 3"),
-        (None, {"top_patches": 3}, "top_patches: expected 0 for the env simple_centr"),
-        ({"name": "shufle"}, {}, "unknown perturbation 'shufle'"),
-        (PAIR, {}, "perturbation.severity: expected a number outside training"),
-        ({"name": "shuffle", "ramp": 3}, {}, "perturbation.ramp: .* null, .* got 3"),
-    ],
-)
-def test_bad_settings_leave_no_file(
-    run: Run, perturbation: Any, change: dict[str, Any], message: str
-) -> None:
+@yaml_cases("perturbation, change, message")
+def test_bad_settings_leave_no_file(run, perturbation, change, message):
     with pytest.raises(InputError, match=message):
         render_run(run, replace(SETTINGS, **change), perturbation=perturbation)
     assert not list(run.path.glob("videos/*"))

@@ -1,4 +1,4 @@
-"""Diagnoses: what is observed, what is measured of it, what is written."""
+"""Diagnoses: recorded observations, measurements and written files."""
 
 import csv
 import json
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.farm import FoxAndHens
+from helpers.tables import yaml_cases
 from marl_pool.cli import main as cli
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.target import to_float64
@@ -52,7 +53,7 @@ ENCODER = {"name": "transformer", "dim": 8, "num_layers": 1, "num_heads": 2}
 
 
 def network(pooling: Any, **encoder: Any) -> SetNetwork:
-    """Untrained, with weights that make a difference, in float64."""
+    """An untrained network in float64, with weights large enough to matter."""
     part = {"name": pooling} if isinstance(pooling, str) else pooling
     parts = {"encoder": {**ENCODER, **encoder}, "pooling": part}
     return SetNetwork(SPEC, **parts, init_std=0.8, seed=3).double().eval()
@@ -86,7 +87,7 @@ def policies_of(env: Any, pooling: Any = "avg", std: float = 0.01) -> dict[str, 
     }
 
 
-# What is observed
+# Observations
 
 
 class Changing(FoxAndHens):
@@ -130,7 +131,7 @@ def toy_target(kind: type[FoxAndHens], **options: Any) -> Any:
 
 
 def test_signal_and_tokens_are_of_the_same_moment() -> None:
-    """Also where environments end at other times: the mask tells the step."""
+    """Also where environments end at different times: the mask tells the step."""
     observed = record_observations(toy_target(Changing, end_chance=0.2), 7, 1000)["fox"]
     env = Changing(7, seed=1, end_chance=0.2)
     env.reset()
@@ -153,7 +154,7 @@ def test_only_agents_that_live_are_observed() -> None:
 
 
 @pytest.mark.parametrize(("most", "steps"), [(60, 4), (45, 3), (15, 1), (10**9, 12)])
-def test_of_too_much_every_nth_step_is_kept(most: int, steps: int) -> None:
+def test_too_many_steps_are_thinned_to_every_nth(most: int, steps: int) -> None:
     observed = record_observations(toy_target(Changing, end_chance=0.0), 5, most)["fox"]
     assert observed.episodes.bincount().tolist() == [steps] * 5
 
@@ -167,23 +168,21 @@ def test_fewer_than_one_step_of_all_is_refused() -> None:
 
 
 def test_simulators_play_a_few_at_a_time() -> None:
-    whole = record_observations(toy_target(Changing), 40, 10**6)["hen"]
-    chunked = record_observations(toy_target(Slow), 40, 10**6)["hen"]
-    order = chunked.episodes.argsort(stable=True)
-    back = whole.episodes.argsort(stable=True)
-    torch.testing.assert_close(chunked.episodes[order], whole.episodes[back])
-    torch.testing.assert_close(chunked.signal[order], whole.signal[back])
+    def by_episode(kind: type[FoxAndHens]) -> tuple[Tensor, Tensor]:
+        observed = record_observations(toy_target(kind), 40, 10**6)["hen"]
+        order = observed.episodes.argsort(stable=True)
+        return observed.episodes[order], observed.signal[order]
+
+    torch.testing.assert_close(by_episode(Slow), by_episode(Changing))
 
 
-# What is measured
+# Measurements
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_numbers_are_those_of_the_formulas_one_by_one(padded: bool) -> None:
-    net, observed = (
-        network({"name": "ada", "num_heads": 4}),
-        random_observations(padded=padded),
-    )
+    net = network({"name": "ada", "num_heads": 4})
+    observed = random_observations(padded=padded)
     numbers = measure_head(net, observed).numbers
     x, _, _ = net.encode(observed.tokens)
     weights, query = net.weights(observed.tokens), x[:, 0]
@@ -196,11 +195,8 @@ def test_numbers_are_those_of_the_formulas_one_by_one(padded: bool) -> None:
             share = weights[row, head, present]
             residuals = vectors[:, part] - share @ vectors[:, part]
             best = vectors[signal, part].mean(0)
-            scores = (
-                (vectors @ attention.to_key.weight[part].T)
-                @ (attention.to_query.weight[part] @ query[row])
-                / 8**0.5
-            )
+            keys = vectors @ attention.to_key.weight[part].T
+            scores = keys @ attention.to_query.weight[part] @ query[row] / 8**0.5
             expected = {
                 "signal_loss": residuals[signal].square().mean(),
                 "excess": (share @ vectors[:, part] - best).square().mean(),
@@ -215,35 +211,32 @@ def test_numbers_are_those_of_the_formulas_one_by_one(padded: bool) -> None:
                 expected["margin"] = scores[signal].min() - scores[~signal].max()
                 expected["noise_error"] = -share[~signal].mean()
             for name, value in expected.items():
-                torch.testing.assert_close(
-                    numbers[name][row, head], value.double(), msg=name
-                )
+                actual = numbers[name][row, head]
+                torch.testing.assert_close(actual, value.double(), msg=name)
 
 
 def test_nothing_under_padding_matters() -> None:
     net, observed = network("ada"), random_observations()
     features = observed.tokens.features.nan_to_num(7.0)
-    filled = replace(observed, tokens=observed.tokens._replace(features=features))
-    reference, same = (measure_head(net, case) for case in (observed, filled))
+    filled = observed._replace(tokens=observed.tokens._replace(features=features))
+    reference, measures = (measure_head(net, case) for case in (observed, filled))
     for name, values in reference.numbers.items():
-        torch.testing.assert_close(values, same.numbers[name], equal_nan=True)
+        torch.testing.assert_close(values, measures.numbers[name], equal_nan=True)
     assert reference.numbers["excess"].isfinite().all()
 
 
 def test_parts_of_many_observations_are_put_together() -> None:
     net, observed = network("ada"), random_observations(2 * CHUNK + 3)
-    whole, last = measure_head(net, observed), list(observed.split(CHUNK))[2]
-    assert whole.numbers["excess"].shape == (2 * CHUNK + 3, 1)
-    torch.testing.assert_close(
-        whole.numbers["margin"][2 * CHUNK :],
-        measure_head(net, last).numbers["margin"],
-        equal_nan=True,
-    )
+    combined, last = measure_head(net, observed), list(observed.split(CHUNK))[2]
+    assert combined.numbers["excess"].shape == (2 * CHUNK + 3, 1)
+    margin = measure_head(net, last).numbers["margin"]
+    tail = combined.numbers["margin"][2 * CHUNK :]
+    torch.testing.assert_close(tail, margin, equal_nan=True)
 
 
 def test_all_signal_leaves_no_margin_and_no_violation() -> None:
     observed = random_observations()
-    observed = replace(observed, signal=~observed.tokens.padding)
+    observed = observed._replace(signal=~observed.tokens.padding)
     numbers = measure_head(network("ada"), observed).numbers
     for name in ("margin", "distance", "noise_width", "noise_error", "noise_low"):
         assert numbers[name].isnan().all(), name
@@ -314,7 +307,7 @@ def test_the_weight_of_an_extra_token_stays_in_the_result() -> None:
     torch.testing.assert_close(numbers["signal_weight"], share.double())
 
 
-# What is summarised
+# Summaries
 
 
 def first_observations(count: int, repeats: int = 1) -> GroupObservations:
@@ -332,46 +325,45 @@ def test_a_summary_holds_means_over_heads_and_observations() -> None:
     observed = first_observations(20, repeats=4)
     rows = diagnose("agent", player, observed)
     assert [row.head for row in rows] == [ALL, "0", "1", "2", "3"]
-    whole, parts = rows[0], rows[1:]
+    summary, heads = rows[0], rows[1:]
     cases = measure_head(net, observed)
     x = net.encode(observed.tokens)[0].detach()
     variance = x.flatten(0, 1).var(0, correction=0).mean()
-    assert whole.variance == pytest.approx(float(variance))
+    assert summary.variance == pytest.approx(float(variance))
     excess = cases.numbers["excess"] / variance
-    assert whole.excess == pytest.approx(float(excess.mean()))
-    assert [row.excess for row in parts] == pytest.approx(excess.mean(0).tolist())
-    assert whole.margin == pytest.approx(np.mean([row.margin for row in parts]))
+    assert summary.excess == pytest.approx(float(excess.mean()))
+    assert [row.excess for row in heads] == pytest.approx(excess.mean(0).tolist())
+    assert summary.margin == pytest.approx(np.mean([row.margin for row in heads]))
     positive = (cases.numbers["margin"] > 0).double().mean(0)
-    assert [row.margin_positive for row in parts] == positive.tolist()
+    assert [row.margin_positive for row in heads] == positive.tolist()
     width = cases.numbers["signal_high"] - cases.numbers["signal_low"]
-    assert whole.signal_bound_width == pytest.approx(float(width.mean()))
-    assert (whole.checked, whole.violations) == (20 * 4 * 8, 0)
-    assert (whole.num_signal, whole.num_tokens, whole.uniform_weight) == (4, 8, 0.5)
-    assert (whole.episodes, whole.observations, whole.heads) == (5, 20, 4)
-    assert whole.excess_low < whole.excess < whole.excess_high
-    assert whole.pooling == "ada"
+    assert summary.signal_bound_width == pytest.approx(float(width.mean()))
+    assert (summary.checked, summary.violations) == (20 * 4 * 8, 0)
+    assert (summary.num_signal, summary.num_tokens, summary.uniform_weight) == (
+        4,
+        8,
+        0.5,
+    )
+    assert (summary.episodes, summary.observations, summary.heads) == (5, 20, 4)
+    assert summary.excess_low < summary.excess < summary.excess_high
+    assert summary.pooling == "ada"
 
 
 def test_the_interval_draws_whole_episodes() -> None:
-    """Ten copies of each episode's observation say no more than one."""
+    """Ten copies of each episode's observation give the same interval as one."""
     player = to_float64({"agent": policy("avg")})["agent"]
     single_copy = first_observations(12)
     rows = torch.arange(12).repeat(10)
-    copies = GroupObservations(
-        single_copy.tokens.at(rows),
-        single_copy.signal[rows],
-        single_copy.episodes[rows],
-    )
-    independent_copies = replace(copies, episodes=torch.arange(120))
-    (single,), (repeated,), (independent,) = (
-        diagnose("agent", player, case)
+    signal, episodes = single_copy.signal[rows], single_copy.episodes[rows]
+    copies = GroupObservations(single_copy.tokens.at(rows), signal, episodes)
+    independent_copies = copies._replace(episodes=torch.arange(120))
+    single, repeated, independent = (
+        np.array([row.excess_low, row.excess_high])
         for case in (single_copy, copies, independent_copies)
+        for row in diagnose("agent", player, case)
     )
-    assert (repeated.excess_low, repeated.excess_high) == pytest.approx(
-        (single.excess_low, single.excess_high)
-    )
-    width = single.excess_high - single.excess_low
-    assert independent.excess_high - independent.excess_low < 0.6 * width
+    assert repeated == pytest.approx(single)
+    assert np.ptp(independent) < 0.6 * np.ptp(single)
 
 
 def diagnosis_of(pooling: Any) -> list[Diagnosis]:
@@ -386,21 +378,8 @@ def test_the_heads_that_are_measured_are_those_of_the_document() -> None:
     assert measured == {"cls", "max"} | weighted
 
 
-@pytest.mark.parametrize(
-    ("pooling", "reason"),
-    [
-        ("flatten", "expected .*attention weights, got Flatten"),
-        ("attention_neuron", "without memory, got AttentionNeuron.*"),
-        (
-            {"name": "multi", "heads": [{"name": "avg"}, {"name": "ada"}]},
-            "expected a single pooling head, got Multi.*",
-        ),
-        (f"{__name__}:ThreeHeads", "divides 8 features, got 3"),
-    ],
-)
-def test_a_head_without_weights_of_one_vector_is_a_gap(
-    pooling: Any, reason: str
-) -> None:
+@yaml_cases("pooling, reason")
+def test_an_unsuitable_head_is_a_gap_with_its_reason(pooling: Any, reason: str) -> None:
     (row,) = diagnosis_of(pooling)
     with pytest.raises(UnfitTokensError, match=reason):
         raise UnfitTokensError(row.missing)
@@ -411,10 +390,8 @@ def test_a_head_without_weights_of_one_vector_is_a_gap(
 def test_a_policy_that_pools_nothing_is_a_gap() -> None:
     group = make_batched_env(num_envs=1, **ENV).groups["agent"]
     (row,) = diagnose("agent", RandomPolicy(group.action_space), random_observations())
-    assert (row.pooling, row.missing) == (
-        "RandomPolicy",
-        "expected a policy with a pooling head, got RandomPolicy",
-    )
+    assert row.pooling == "RandomPolicy"
+    assert row.missing == "expected a policy with a pooling head, got RandomPolicy"
 
 
 # Runs
@@ -444,24 +421,25 @@ def test_a_run_is_diagnosed(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
     assert paths == [folder / name for name in names]
     content = content_of(paths)
     assert (content["env"], content["training_seed"], content["seed"]) == (ENV, 5, 0)
-    whole = content["rows"][0]
-    assert (whole["head"], whole["violations"], whole["observations"]) == (ALL, 0, 18)
-    assert whole["checked"] == 18 * whole["heads"] * 8
+    summary = content["rows"][0]
+    assert (summary["head"], summary["violations"], summary["observations"]) == (
+        ALL,
+        0,
+        18,
+    )
+    assert summary["checked"] == 18 * summary["heads"] * 8
     with paths[0].open(newline="") as file:
         lines = list(csv.DictReader(file))
-    assert [float(line["excess"]) for line in lines] == [
-        row["excess"] for row in content["rows"]
-    ]
+    excess = [row["excess"] for row in content["rows"]]
+    assert [float(line["excess"]) for line in lines] == excess
     assert json.loads(lines[0]["env"]) == ENV
     assert paths[2].read_bytes().startswith(b"\x89PNG")
     output = capsys.readouterr().out
-    assert f"0 of {whole['checked']:,}" in output
-    assert f"{whole['excess']:.3f}" in output
+    assert f"0 of {summary['checked']:,}" in output
+    assert f"{summary['excess']:.3f}" in output
 
 
-def test_an_earlier_diagnosis_stays_and_an_evaluation_does_not_number_it(
-    run: Run,
-) -> None:
+def test_an_earlier_diagnosis_stays_and_an_evaluation_does_not_number_it(run) -> None:
     (run.path / "evaluation").mkdir()
     (run.path / "evaluation" / "results.csv").touch()
     first = diagnose_run(run, SETTINGS)
@@ -473,24 +451,6 @@ def test_an_earlier_diagnosis_stays_and_an_evaluation_does_not_number_it(
     assert content_of(first)["rows"] != content_of(second)["rows"]
     repeat = diagnose_run(run, SETTINGS)
     assert content_of(repeat) == content_of(first)
-
-
-def test_another_env_has_another_ratio(run: Run) -> None:
-    env = {**ENV, "num_noise": 12}
-    (whole, *_) = content_of(diagnose_run(run, SETTINGS, env=env))["rows"]
-    assert (whole["num_signal"], whole["num_tokens"]) == (4, 16)
-
-
-def test_a_gap_is_written_shown_and_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = diagnose_run(make_run(tmp_path / "run", "flatten"), SETTINGS)
-    (row,) = content_of(paths)["rows"]
-    assert re.match("expected .*attention weights, got Flatten", row["missing"])
-    assert row["excess"] is None
-    assert all(path.is_file() for path in paths)
-    output = capsys.readouterr().out
-    assert "not measured: flatten: expected" in output
 
 
 def test_groups_that_did_not_learn_are_left_out(tmp_path: Path) -> None:
@@ -536,13 +496,11 @@ def test_a_policy_that_separates_perfectly_has_no_excess(tmp_path: Path) -> None
 # Several runs, and the command
 
 
-def test_several_runs_are_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_runs_are_compared(tmp_path: Path, capsys: Any) -> None:
     heads = ["ada", "cls", "flatten"]
     runs = [make_run(tmp_path / name, name) for name in heads]
     documents = [diagnose_run(run, SETTINGS)[1] for run in runs]
-    capsys.readouterr()
+    assert "not measured: flatten: expected" in capsys.readouterr().out
     out = tmp_path / "compared"
     paths = compare(documents, str(out))
     names = [f"diagnosis.{kind}" for kind in ("csv", "json", "png")]
@@ -550,6 +508,10 @@ def test_several_runs_are_compared(
     content = content_of(paths)
     assert [row["run"] for row in content["rows"]] == heads
     assert {row["head"] for row in content["rows"]} == {ALL}
+    # A gap is written, shown and drawn.
+    gap = content["rows"][2]
+    assert gap["excess"] is None
+    assert re.match("expected .*attention weights, got Flatten", gap["missing"])
     assert [entry["run"] for entry in content["runs"]] == heads
     output = capsys.readouterr().out
     assert "not measured: flatten" in output
@@ -566,9 +528,7 @@ def test_rows_survive_being_written() -> None:
     assert (read.excess, read.checked) == (0.5, 3)
 
 
-def test_the_table_leaves_out_what_no_head_has(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_table_leaves_out_what_no_head_has(capsys: Any) -> None:
     row = Diagnosis("a", "avg", ALL, heads=1, excess=0.25, num_signal=1, num_tokens=3)
     print_table([("one", row)], "a title")
     output = capsys.readouterr().out
@@ -593,9 +553,7 @@ def test_a_bound_beyond_the_mean_by_rounding_is_drawn(tmp_path: Path) -> None:
         (tmp_path / "p.png").unlink()
 
 
-def test_one_episode_has_no_interval(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_episode_has_no_interval(run: Run, capsys: Any) -> None:
     paths = diagnose_run(run, replace(SETTINGS, episodes=1))
     assert [path.suffix for path in paths] == [".csv", ".json", ".png"]
     for row in content_of(paths)["rows"]:
@@ -604,9 +562,7 @@ def test_one_episode_has_no_interval(
     assert "nan" not in capsys.readouterr().out
 
 
-def test_numbers_outlive_a_picture_that_fails(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_are_written_when_a_picture_fails(run, monkeypatch, capsys) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
         raise ValueError("no\nfonts")
 
@@ -621,15 +577,16 @@ def test_numbers_outlive_a_picture_that_fails(
     assert [path.name for path in compared] == ["diagnosis.csv", "diagnosis.json"]
 
 
-def test_the_command_diagnoses_one_run_and_several(
-    elsewhere: Path, refused: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_diagnoses_one_run_and_several(elsewhere, refused, capsys) -> None:
     first, second = (make_run(elsewhere / name, name) for name in ("ada", "avg"))
     options = ["episodes=2", "threads=1"]
     assert cli.main(["diagnose", str(first.path), "env.num_noise=2", *options]) == 0
     folder = first.path / "evaluation"
     paths = [str(folder / f"diagnosis.{kind}") for kind in ("csv", "json", "png")]
     assert capsys.readouterr().out.splitlines()[-3:] == paths
+    # Another environment has another ratio.
+    (summary, *_) = json.loads(Path(paths[1]).read_text())["rows"]
+    assert (summary["num_signal"], summary["num_tokens"]) == (4, 6)
     command = ["diagnose", str(first.path), str(second.path), *options]
     assert cli.main([*command, "--out", "table"]) == 0
     assert "table/diagnosis.png" in capsys.readouterr().out
@@ -640,17 +597,9 @@ def test_the_command_diagnoses_one_run_and_several(
     assert Path("b/evaluation/diagnosis.json").is_file()
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"max_steps": 9}, "env.max_steps is"),
-        ({"reward_scale": 3.0}, "env.reward_scale is"),
-        ({"name": "simple_tag"}, "env.name is"),
-    ],
-)
-def test_runs_of_different_tasks_are_refused_before_anything_is_played(
-    tmp_path: Path, refused: Any, change: dict[str, Any], expected: str
-) -> None:
+@yaml_cases("change, expected")
+def test_runs_of_different_tasks_are_refused(tmp_path, refused, change, expected):
+    """Before anything is played."""
     env = {**ENV, "reward_scale": 1.0}
     for name, config in (("one", env), ("other", {**env, **change})):
         run = Run.create(tmp_path / name, {"env": config, "seed": 5})
@@ -661,18 +610,8 @@ def test_runs_of_different_tasks_are_refused_before_anything_is_played(
     assert not list(tmp_path.glob("*/evaluation"))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("max_observations=1", "max_observations: expected at least 64"),
-        ("checkpoint=3", "has no policy 3"),
-        ("episodes=0", "episodes: expected an integer >= 1, got 0"),
-        ("suite=quick", "suite"),
-    ],
-)
-def test_bad_settings_are_one_line_and_write_nothing(
-    run: Run, refused: Any, change: str, message: str
-) -> None:
+@yaml_cases("change, message")
+def test_bad_settings_are_one_line_and_write_nothing(run, refused, change, message):
     assert message in refused("diagnose", str(run.path), change)
     assert not (run.path / "evaluation").exists()
 

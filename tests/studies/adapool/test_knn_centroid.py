@@ -73,18 +73,15 @@ def test_each_feature_follows_its_distribution(monkeypatch: pytest.MonkeyPatch) 
     for number, distribution in KINDS.items():
         sample = standard[kind == number].ravel()
         assert stats.kstest(sample, distribution.cdf).pvalue > 1e-3, distribution.name
-        alternatives = [
-            KINDS[alternative].cdf for alternative in KINDS if alternative != number
-        ]
+        alternatives = [KINDS[key].cdf for key in KINDS if key != number]
         assert all(stats.kstest(sample, cdf).pvalue < 1e-3 for cdf in alternatives)
 
 
 def test_parameters_of_the_distributions() -> None:
     counts = [4000, 4000, 4000]
     location, scale = room._parameters(np.random.default_rng(0), counts)
-    normal, exponential, uniform = zip(
-        np.split(location, 3), np.split(scale, 3), strict=True
-    )
+    parts = (np.split(location, 3), np.split(scale, 3))
+    normal, exponential, uniform = zip(*parts, strict=True)
 
     def is_uniform(sample: np.ndarray, low: float, high: float) -> bool:
         cdf = stats.uniform(low, high - low).cdf
@@ -121,7 +118,7 @@ def test_chunks_depend_on_their_number_and_the_seed_alone() -> None:
     assert not np.array_equal(first, sample_sets(6, 0, 8, 4))
 
 
-def test_what_a_version_stands_for() -> None:
+def test_the_samples_of_this_version_are_fixed() -> None:
     # Other numbers need another `VERSION`: files of sets on disk bear it.
     assert room.VERSION == 1
     sets = sample_sets(7, 2, 4, 3)
@@ -136,13 +133,11 @@ def test_target_points_are_uniform_and_a_prefix() -> None:
     assert stats.chisquare(np.bincount(choices, minlength=8)).pvalue > 1e-3
 
 
-# What is to be predicted
+# Targets
 
 
 @given(st.integers(0, 2**31), st.integers(2, 9), st.integers(1, 5), st.data())
-def test_neighbours_by_brute_force(
-    seed: int, count: int, dim: int, data: st.DataObject
-) -> None:
+def test_neighbours_by_brute_force(seed: int, count: int, dim: int, data: Any) -> None:
     k = data.draw(st.integers(1, count))
     generator = np.random.default_rng(seed)
     sets = generator.normal(size=(4, count, dim)).astype(np.float32)
@@ -191,8 +186,8 @@ TABLE_3 = {
 
 
 def test_baselines_are_table_3s(tmp_path: Path) -> None:
-    whole = {"num_vectors": 128, "dim": 16, "num_samples": 8001, "num_test": 8000}
-    knn_task = task(**whole)
+    size = {"num_vectors": 128, "dim": 16, "num_samples": 8001, "num_test": 8000}
+    knn_task = task(**size)
     knn_task.prepare(tmp_path)
     rows = torch.arange(8000)
     for knn_task.k, published in TABLE_3.items():
@@ -202,7 +197,7 @@ def test_baselines_are_table_3s(tmp_path: Path) -> None:
         assert errors["target"].mean() == pytest.approx(published[1], abs=0.004)
 
 
-# Where the sets lie
+# Files of sets
 
 
 def sets_in(folder: Path, **options: Any) -> Sets:
@@ -210,24 +205,19 @@ def sets_in(folder: Path, **options: Any) -> Sets:
     return Sets(folder, **(shape | options))
 
 
-def test_a_file_holds_what_memory_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_holds_what_memory_would(tmp_path: Path, monkeypatch: Any) -> None:
     rows = np.array([699, 0, 3, 257, 3])
-    kept = sets_in(tmp_path)
-    assert kept.file is None
+    in_memory = sets_in(tmp_path)
+    assert in_memory.file is None
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(room, "IN_MEMORY", 0)
     stored = sets_in(tmp_path)
     assert stored.file is not None
-    assert [file for file in tmp_path.iterdir() if file.suffix != ".lock"] == [
-        stored.file
-    ]
-    np.testing.assert_array_equal(stored[rows], kept[rows])
+    files = [file for file in tmp_path.iterdir() if file.suffix != ".lock"]
+    assert files == [stored.file]
     expected = [sample_sets(1, row // CHUNK, 4, 3)[row % CHUNK] for row in rows]
-    np.testing.assert_array_equal(kept[rows], expected)
-    longer = sets_in(tmp_path, num_samples=1300)
-    np.testing.assert_array_equal(longer[rows], kept[rows])
+    for sets in (in_memory, stored, sets_in(tmp_path, num_samples=1300)):
+        np.testing.assert_array_equal(sets[rows], expected)
 
 
 def test_a_file_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +236,7 @@ def test_a_file_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not list(tmp_path.glob("*.new")), "a part of a file was left"
 
 
-def test_what_another_run_is_making_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sets_that_another_run_is_making_are_waited_for(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(room, "IN_MEMORY", 0)
     complete = sets_in(tmp_path / "other")
     assert complete.file is not None
@@ -273,9 +261,9 @@ def test_what_another_run_is_making_is_waited_for(
     assert list(tmp_path.glob(".*.new")) == [foreign]
 
 
-def test_a_folder_that_cannot_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_hold_the_sets(tmp_path: Path, monkeypatch: Any) -> None:
+    with pytest.raises(InputError, match="expected 4.* GB of space .*, got "):
+        sets_in(tmp_path, num_samples=10**17)
     monkeypatch.setattr(room, "IN_MEMORY", 0)
     (tmp_path / "taken").write_text("")
     with pytest.raises(InputError, match="cannot be written: .*taken"):
@@ -290,12 +278,7 @@ def test_a_folder_that_cannot_be_made(
         (None, "cannot be read"),
     ],
 )
-def test_a_file_that_is_not_what_its_name_says(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    content: np.ndarray | None,
-    message: str,
-) -> None:
+def test_a_file_that_is_not_what_its_name_says(tmp_path, monkeypatch, content, message):
     monkeypatch.setattr(room, "IN_MEMORY", 0)
     file = sets_in(tmp_path).file
     assert file is not None
@@ -307,17 +290,12 @@ def test_a_file_that_is_not_what_its_name_says(
         sets_in(tmp_path)
 
 
-def test_a_disk_without_room(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected 4.* GB of space .*, got "):
-        sets_in(tmp_path, num_samples=10**17)
-
-
 def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _peak_of_many(folder: str) -> float:
-    """Megabytes at the peak of making 164 MB of sets and reading all of them."""
+    """Return the peak memory, in MB, of making and reading 164 MB of sets."""
     room.IN_MEMORY = 0
     sets = Sets(Path(folder), num_samples=20_000, num_vectors=128, dim=16, seed=0)
     for start in range(0, 20_000, 500):
@@ -345,15 +323,21 @@ def test_another_width_is_projected_to_and_back() -> None:
     wide = {**ENCODER, "dim": 32, "num_layers": 1}
     network = task(dim=16, encoder=wide).make_network(0)
     assert network(torch.zeros(2, 6, 16), torch.ones(2, 6).long()).shape == (2, 16)
-    linear = {name for name, part in network.named_modules() if _is_between(part)}
+    linear = {
+        name
+        for name, part in network.named_modules()
+        if isinstance(part, torch.nn.Linear)
+        and {part.in_features, part.out_features} == {16, 32}
+    }
     assert linear == {"network.embedding.project", "output"}
-
-
-def _is_between(part: torch.nn.Module) -> bool:
-    shapes = ({16, 32},)
-    return isinstance(part, torch.nn.Linear) and (
-        {part.in_features, part.out_features} in shapes
+    # The seed decides all weights.
+    repeated, reseeded = (
+        task(dim=16, encoder=wide).make_network(seed).state_dict() for seed in (0, 1)
     )
+    for name, weight in network.state_dict().items():
+        assert torch.equal(weight, repeated[name])
+        if name.startswith("output.weight") or "to_key" in name:
+            assert not torch.equal(weight, reseeded[name])
 
 
 def test_without_layers_the_prediction_is_the_pooled_sum() -> None:
@@ -371,9 +355,7 @@ def test_without_layers_the_prediction_is_the_pooled_sum() -> None:
     torch.testing.assert_close(outcome.metrics["mse"].mean(), error.detach())
 
 
-def test_rows_are_the_same_in_any_batch_and_no_row_is_in_both_splits(
-    tmp_path: Path,
-) -> None:
+def test_rows_are_the_same_in_any_batch_and_no_row_is_in_both_splits(tmp_path) -> None:
     knn_task = task()
     knn_task.prepare(tmp_path)
     train_batch = knn_task.batch("train", torch.arange(knn_task.num_train))
@@ -395,17 +377,6 @@ def test_a_target_of_the_whole_set_marks_no_vector() -> None:
     assert knn_task.make_network(0).network.pooling.query == "mean"
     assert set(knn_task.baselines(batch)) == {"centroid"}
     assert task(pooling={"name": "ada"}).make_network(0).network.pooling.query == "self"
-
-
-def test_all_heads_begin_with_the_same_encoder() -> None:
-    states = [
-        task(pooling={"name": head}).make_network(3).network.encoder.state_dict()
-        for head in ("ada", "avg", "max")
-    ]
-    reseeded = task().make_network(4).network.encoder.state_dict()
-    for name, weight in states[0].items():
-        assert all(torch.equal(state[name], weight) for state in states[1:])
-    assert any(not torch.equal(reseeded[name], states[0][name]) for name in reseeded)
 
 
 @yaml_cases("options, message")

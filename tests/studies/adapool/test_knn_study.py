@@ -1,23 +1,19 @@
 """The tables and the picture of a KNN-centroid study."""
 
 import json
-import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
+import knn_study
 import pytest
 
-from helpers.paths import ROOT
-
-Run = Callable[..., CompletedProcess[str]]
-SCRIPT = ROOT / "scripts" / "knn_study.py"
+Run = Callable[..., str]
 
 
 def write(sweep: Path, number: int, pooling: dict[str, Any], **options: Any) -> None:
-    """One trial's results, by hand."""
+    """Write one trial's results by hand."""
     task = {"name": "knn_centroid", "num_vectors": 32, "dim": 16, "target": "nearest"}
     mean = options.pop("mean")
     folds = options.pop("folds", 3)
@@ -40,17 +36,12 @@ def write(sweep: Path, number: int, pooling: dict[str, Any], **options: Any) -> 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the script in this process: a fresh one imports torch and matplotlib."""
+    """Run the script in this process; return what it prints."""
 
-    def call(*arguments: object) -> CompletedProcess[str]:
-        command = [str(SCRIPT), *map(str, arguments)]
-        monkeypatch.setattr(sys, "argv", command)
-        status: Any = 0
-        try:
-            runpy.run_path(str(SCRIPT), run_name="__main__")
-        except SystemExit as end:
-            status = end.code or 0
-        return CompletedProcess(command, status, *capsys.readouterr())
+    def call(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["knn_study.py", *map(str, arguments)])
+        knn_study.main()
+        return capsys.readouterr().out
 
     return call
 
@@ -60,9 +51,7 @@ def test_table_and_picture(run: Run, tmp_path: Path) -> None:
     write(tmp_path, 1, {"name": "ada", "query": None}, k=1, mean=0.05)
     write(tmp_path, 2, {"name": "max"}, k=1, mean=0.06)
     picture = tmp_path / "figure.png"
-    done = run(tmp_path, "--out", picture)
-    assert done.returncode == 0, done.stderr
-    title, _, *rows = done.stdout.splitlines()
+    title, _, *rows = run(tmp_path, "--out", picture).splitlines()
     assert title.startswith("N = 32, d = 16, scale=cpu, mean ± sd over 3 folds")
     assert rows == [
         "|  | k = 1 | k = 16 |",
@@ -78,52 +67,34 @@ def test_table_and_picture(run: Run, tmp_path: Path) -> None:
     ("target", "num_vectors", "warns"),
     [("nearest", 32, True), ("nearest", 20, False), ("max", 128, False)],
 )
-def test_it_says_that_the_published_class_token_is_blind(
-    run: Run, tmp_path: Path, target: str, num_vectors: int, warns: bool
-) -> None:
+def test_a_blind_class_token_is_noted(run, tmp_path, target, num_vectors, warns):
     size: dict[str, Any] = {"target": target, "num_vectors": num_vectors}
     write(tmp_path, 0, {"name": "cls"}, k=1, mean=0.07, **size)
-    title = run(tmp_path).stdout.splitlines()[0]
+    title = run(tmp_path).splitlines()[0]
     assert ("ClsToken's of a network that cannot see the target" in title) == warns
 
 
-def test_aggregation_is_compared_at_the_papers_size_alone(
-    run: Run, tmp_path: Path
-) -> None:
+def test_aggregation_is_compared_at_the_papers_size_alone(run, tmp_path) -> None:
     for number, query in enumerate((None, [0])):
         pooling = {"name": "ada", "query": query}
         write(tmp_path, number, pooling, k=4, target="max", mean=0.1, num_vectors=128)
-    done = run(tmp_path)
-    assert "| AdaPool | 0.1000 ± 0.0012 / 0.002 |" in done.stdout
-    assert "| AdaPool, query [0] | 0.1000 ± 0.0012 |" in done.stdout
+    printed = run(tmp_path)
+    assert "| AdaPool | 0.1000 ± 0.0012 / 0.002 |" in printed
+    assert "| AdaPool, query [0] | 0.1000 ± 0.0012 |" in printed
     write(tmp_path, 3, {"name": "avg"}, k=4, target="max", mean=0.2, folds=1)
-    assert "| AvgPool | 0.2000 |" in run(tmp_path).stdout
-
-
-def test_two_runs_for_one_cell_are_refused(run: Run, tmp_path: Path) -> None:
-    for number in range(2):
-        write(tmp_path, number, {"name": "max"}, k=1, mean=0.06 + number)
-    done = run(tmp_path)
-    assert done.returncode == 2
-    assert "expected one run for each cell, got several for MaxPool at 1" in done.stderr
-
-
-def test_what_holds_no_study(run: Run, tmp_path: Path) -> None:
-    done = run(tmp_path)
-    assert done.returncode == 2
-    assert f"{tmp_path}: expected finished runs of fit, got none" in done.stderr
+    assert "| AvgPool | 0.2000 |" in run(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "trials"),
-    [("figure4", 16), ("figure4_paper", 32), ("table2", 15), ("table8", 20)],
+    ("count", "message"),
+    [
+        (2, "expected one run for each cell, got several for MaxPool at 1"),
+        (0, "expected finished runs of fit, got none"),
+    ],
 )
-def test_presets_compose(name: str, trials: int) -> None:
-    from marl_pool.config import plan_sweep
-
-    plan = plan_sweep([f"experiment=adapool/{name}"], verb="fit")
-    for trial in plan.trials:
-        task = trial.config["task"]
-        assert task["name"] == "knn_centroid"
-        assert task["k"] <= task["num_vectors"]
-    assert len(plan.trials) == trials
+def test_what_is_no_study_is_refused(run, tmp_path, capsys, count, message) -> None:
+    for number in range(count):
+        write(tmp_path, number, {"name": "max"}, k=1, mean=0.06 + number)
+    with pytest.raises(SystemExit, match="^2$"):
+        run(tmp_path)
+    assert message in capsys.readouterr().err

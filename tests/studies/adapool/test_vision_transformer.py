@@ -48,8 +48,9 @@ from marl_pool_studies.images import (
 
 ARCHIVE = SOURCES["cifar10"][0].name
 GOLDEN = GOLDEN_FILES / "vision_transformer.json"
+DROPOUT = ("dropout", "attention_dropout", "embedding_dropout")
 PUBLISHED = VisionOptions(
-    **dict.fromkeys(("dropout", "attention_dropout", "embedding_dropout"), 0.1),
+    **dict.fromkeys(DROPOUT, 0.1),
     **dict.fromkeys(("patch_norms", "classifier_norm", "scale_residual_init"), True),
     position_std=1.0,
     class_token_init="uniform",
@@ -92,7 +93,7 @@ def tiny_images() -> Tensor:
 
 
 def published_parameter(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Numbers that a parameter's published name decides."""
+    """Reproducible values for a parameter, determined by its published name."""
     index = torch.arange(math.prod(shape), dtype=torch.float64)
     phase = 1 + 12.9898 * sum(map(ord, name))
     values = 0.3 * torch.sin(phase + 78.233 * index).view(shape)
@@ -152,7 +153,7 @@ def with_published_parameters(network: VisionTransformer) -> VisionTransformer:
 
 @pytest.fixture
 def in_float64():
-    """Constants of the network in float64, too."""
+    """Convert a network to float64, including its constants."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield
@@ -162,65 +163,30 @@ def in_float64():
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.usefixtures("in_float64")
 def test_equal_weights_give_the_published_logits(head):
-    network = with_published_parameters(tiny_network(HEADS[head])).eval()
+    """Only the published corner query is added to the result."""
     expected = torch.tensor(json.loads(GOLDEN.read_text())["logits"][head])
-    logits = network(patches(tiny_images(), 2))
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("head", ["ada corner", "ada focal", "ada mean"])
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.usefixtures("in_float64")
-def test_only_the_published_corner_query_is_added_to_the_result(head, residual):
-    network = tiny_network({**HEADS[head], "residual": residual})
-    logits = with_published_parameters(network).eval()(patches(tiny_images(), 2))
-    expected = torch.tensor(json.loads(GOLDEN.read_text())["logits"][head])
-    is_published = logits.allclose(expected, rtol=0, atol=1e-9)
-    assert is_published == (residual == (head == "ada corner"))
-
-
-@pytest.mark.usefixtures("in_float64")
-def test_table_1_compares_place_and_residual_of_the_query_at_once():
-    """The residual alone does most of it with initial weights, by the formula."""
-    torch.manual_seed(0)
-    dim, heads, std = 512, 8, 0.02
-    x = torch.randn(64, 64, dim)  # patches behind the encoder's final norm
-    to_query, to_key, to_value, to_out = std * torch.randn(4, dim, dim)
-
-    def split(vectors: Tensor) -> Tensor:
-        return vectors.unflatten(-1, (heads, dim // heads)).transpose(-2, -3)
-
-    def pooled(positions: list[int], residual: bool) -> Tensor:
-        query = x[:, positions].mean(1)
-        scores = split(query[:, None] @ to_query) @ split(x @ to_key).mT
-        mixed = (scores / math.sqrt(dim)).softmax(-1) @ split(x @ to_value)
-        joined = mixed.transpose(-2, -3).flatten(-2)[:, 0]
-        # Scaled as the ends of residual branches are, with six layers.
-        return joined @ to_out / math.sqrt(12) + residual * query
-
-    def distance(first: Tensor, second: Tensor) -> float:
-        return (first - second).norm(dim=-1).mean().item()
-
-    corner, everywhere = [0], list(range(64))
-    published = distance(pooled(corner, True), pooled(everywhere, False))
-    by_residual = distance(pooled(corner, True), pooled(corner, False))
-    by_place = distance(pooled(corner, False), pooled(everywhere, False))
-    assert by_place < 0.01 * by_residual
-    assert published == pytest.approx(by_residual, rel=0.01)
+    published = HEADS[head]
+    variants = [published]
+    if "residual" in published:
+        variants.append({**published, "residual": not published["residual"]})
+    for part in variants:
+        network = with_published_parameters(tiny_network(part)).eval()
+        logits = network(patches(tiny_images(), 2))
+        assert logits.allclose(expected, rtol=0, atol=1e-12) == (part == published)
 
 
 @pytest.mark.parametrize("norm", ["patch_norms", "classifier_norm", "final_norm"])
 @pytest.mark.usefixtures("in_float64")
 def test_each_norm_has_a_part_in_the_logits(norm):
-    whole = tiny_network(HEADS["avg"]).eval()
+    complete = tiny_network(HEADS["avg"]).eval()
     if norm == "final_norm":
         lacking = tiny_network(HEADS["avg"], final_norm=False)
     else:
         lacking = tiny_network(HEADS["avg"], replace(PUBLISHED, **{norm: False}))
-    names = lacking.state_dict().keys()
-    lacking.load_state_dict({k: v for k, v in whole.state_dict().items() if k in names})
+    weights = complete.state_dict()
+    lacking.load_state_dict({name: weights[name] for name in lacking.state_dict()})
     cut = patches(tiny_images(), 2)
-    assert not whole(cut).allclose(lacking.eval()(cut), atol=1e-3)
+    assert not complete(cut).allclose(lacking.eval()(cut), atol=1e-3)
 
 
 def image_config(*overrides: str) -> dict[str, Any]:
@@ -228,7 +194,7 @@ def image_config(*overrides: str) -> dict[str, Any]:
 
 
 def of_paper(*overrides: str) -> VisionTransformer:
-    """The network of scale=paper; its images need not be there."""
+    """The network of scale=paper; needs no images."""
     task = make_task(FitConfig.from_plain(image_config("scale=paper", *overrides)))
     assert isinstance(task, ImageClassification)
     task.num_classes = 10
@@ -279,8 +245,8 @@ def test_initial_weights_are_the_papers():
 
 def test_options_of_initial_weights_leave_the_others_alone():
     plain = tiny_network(HEADS["cls"], VisionOptions()).state_dict()
-    whole = tiny_network(HEADS["cls"]).state_dict()
-    changed = {name for name in plain if not plain[name].equal(whole[name])}
+    published = tiny_network(HEADS["cls"]).state_dict()
+    changed = {name for name in plain if not plain[name].equal(published[name])}
     layers = [f"pooled.encoder.layers.{layer}" for layer in range(2)]
     assert changed == {
         "pooled.embedding.types.weight",
@@ -294,9 +260,8 @@ def test_other_encoders_have_no_ends_to_scale():
     parts = {"encoder": {"name": "swarm", "dim": 16}, "pooling": {"name": "ada"}}
     for scaled in (False, True):
         options = replace(PUBLISHED, scale_residual_init=scaled)
-        network = VisionTransformer(
-            spec_of(16, 12), 10, **parts, options=options, seed=0
-        )
+        parts["options"] = options
+        network = VisionTransformer(spec_of(16, 12), 10, **parts, seed=0)
         std = network.pooled.pooling.attention.to_out.weight.std().item()
         assert std == pytest.approx(0.02, rel=0.2)
 
@@ -325,9 +290,7 @@ def test_the_paper_has_every_option_and_other_scales_have_none():
 # Dropout
 
 
-@pytest.mark.parametrize(
-    "option", ["dropout", "attention_dropout", "embedding_dropout"]
-)
+@pytest.mark.parametrize("option", DROPOUT)
 def test_dropout_acts_while_training_only(option):
     network = tiny_network(HEADS["ada corner"], VisionOptions(**{option: 0.5}))
     cut = patches(tiny_images(), 2)
@@ -347,10 +310,10 @@ def test_attention_drops_weights_and_results():
     # Values are unit vectors: the result lists the weights themselves.
     x = torch.eye(count).expand(50, -1, -1)
     output = attention(x, x) * count
-    kept = (1 - share) ** 2
+    survival = (1 - share) ** 2
     # A number survives both drops or neither, and is enlarged for both.
-    assert output[output != 0].allclose(torch.tensor(1 / kept))
-    assert (output != 0).float().mean().item() == pytest.approx(kept, abs=0.01)
+    assert output[output != 0].allclose(torch.tensor(1 / survival))
+    assert (output != 0).float().mean().item() == pytest.approx(survival, abs=0.01)
     assert attention.eval()(x, x).allclose(torch.tensor(1 / count))
 
 
@@ -377,9 +340,15 @@ def test_every_head_learns_with_the_papers_options(pooling):
     network = tiny_network({"name": pooling})
     scores = network(patches(tiny_images(), 2))
     nn.functional.cross_entropy(scores, torch.tensor([1, 2])).backward()
-    grads = [part.grad for part in network.parameters() if part.grad is not None]
-    assert all(grad.isfinite().all() for grad in grads)
-    assert network.pooled.embedding.project.weight.grad.abs().max() > 0
+    largest = {
+        name: float(part.grad.abs().max())
+        for name, part in network.named_parameters()
+        if part.grad is not None
+    }
+    assert all(map(math.isfinite, largest.values()))
+    assert largest["pooled.embedding.project.weight"] > 0
+    head = [name for name in network.state_dict() if ".pooling." in name]
+    assert not head or any(largest.get(name, 0) > 0 for name in head)
 
 
 # Normalization
@@ -403,11 +372,8 @@ def test_cifar_is_normalized_by_the_published_constants(dataset, mean, std):
 
 @pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist"])
 def test_other_sets_are_normalized_by_their_own_pixels(dataset):
-    values = (
-        load_images(dataset, shared_data("data"))
-        .train.flatten()
-        .bincount(minlength=256)
-    )
+    images = load_images(dataset, shared_data("data")).train
+    values = images.flatten().bincount(minlength=256)
     shares, levels = values.double() / values.sum(), torch.arange(256) / 255
     mean = (shares * levels).sum()
     std = (shares * (levels - mean).square()).sum().sqrt()
@@ -433,18 +399,16 @@ pixels = st.integers(1, 6)
 
 
 @given(pixels, pixels, st.integers(0, 4), st.integers(1, 3), st.integers(0, 2**31))
-def test_a_crop_is_a_window_of_the_image_with_a_border_of_zeros(
-    height, width, padding, channels, seed
-):
+def test_a_crop_is_a_window_of_the_padded_image(height, width, padding, channels, seed):
     images = torch.randint(1, 256, (5, height, width, channels)).to(torch.uint8)
     crops = random_crops(images, padding, torch.Generator().manual_seed(seed))
     assert crops.shape == images.shape
     assert crops.dtype == torch.uint8
     border = ((0, 0), (padding, padding), (padding, padding), (0, 0))
     bordered = np.pad(images.numpy(), border)
-    for crop, whole in zip(crops.numpy(), bordered, strict=True):
+    for crop, padded in zip(crops.numpy(), bordered, strict=True):
         windows = [
-            whole[y : y + height, x : x + width]
+            padded[y : y + height, x : x + width]
             for y in range(2 * padding + 1)
             for x in range(2 * padding + 1)
         ]
@@ -474,7 +438,7 @@ def test_a_flip_mirrors_left_and_right(seed, probability):
 
 
 @pytest.mark.parametrize("probability", [0.2, 0.5])
-def test_flips_are_as_frequent_as_asked_for(probability):
+def test_flips_have_their_probability(probability):
     count = 20_000
     images = torch.tensor([0, 1], dtype=torch.uint8).expand(count, 1, 2)[..., None]
     flipped = random_flips(images, probability, torch.Generator().manual_seed(0))
@@ -502,7 +466,7 @@ AUGMENTED = (
 
 
 class Recorder(nn.Module):
-    """A network that keeps what it was shown."""
+    """A network that records its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -516,7 +480,7 @@ class Recorder(nn.Module):
 def network_input(
     task: ImageClassification, training: bool, seed: int = 0, split: Split = "train"
 ) -> Tensor:
-    """What a network is shown of the 15 training images, or of the 3 for tests."""
+    """Return a network's input for the 15 training images, or for the 3 test images."""
     recorder = Recorder().train(training)
     rows = torch.arange(15 if split == "train" else 3)
     generator = torch.Generator().manual_seed(seed)
@@ -525,7 +489,7 @@ def network_input(
     return recorder.patches
 
 
-def test_only_a_network_that_learns_is_shown_crops_and_flips(tmp_path):
+def test_only_training_sees_crops_and_flips(tmp_path):
     task = cifar_task(tmp_path)
     plain = patches(task.batch("train", torch.arange(15))["images"], task.patch)
     assert network_input(task, training=False).equal(plain)
@@ -540,7 +504,7 @@ def test_only_a_network_that_learns_is_shown_crops_and_flips(tmp_path):
     assert network_input(without, training=True).equal(plain)
 
 
-def test_a_resumed_run_goes_on_with_the_same_crops(tmp_path):
+def test_a_resumed_run_continues_with_the_same_crops(tmp_path):
     file = tmp_path / ARCHIVE
     write_cifar(file, "cifar10", cifar_contents("cifar10"))
 
@@ -561,7 +525,7 @@ def test_a_resumed_run_goes_on_with_the_same_crops(tmp_path):
             losses = [row["loss"] for row in csv.DictReader(log)]
         return load_file(path / "networks" / "fold_0.safetensors"), losses
 
-    weights, losses = fitted("whole")
+    weights, losses = fitted("straight")
     resumed, resumed_losses = fitted("resumed", stops=True)
     assert len(losses) == 4
     assert losses == resumed_losses
@@ -570,7 +534,7 @@ def test_a_resumed_run_goes_on_with_the_same_crops(tmp_path):
     assert losses != changed
 
 
-def test_the_stream_is_the_epochs_own():
+def test_each_epoch_has_a_separate_random_stream():
     first, second = (generator_of(0, "learn", 0, epoch) for epoch in (0, 1))
     images = torch.arange(64).view(1, 8, 8, 1).to(torch.uint8).expand(9, -1, -1, -1)
     assert not random_crops(images, 4, first).equal(random_crops(images, 4, second))

@@ -1,4 +1,4 @@
-"""AttentionAgent: what it chooses, where that is, and when the order matters."""
+"""AttentionAgent: chosen tokens, their positions, and when the order matters."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.tables import yaml_cases
 from marl_pool.config import compose
 from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Population, to_vector
@@ -74,7 +75,7 @@ def test_the_published_sizes(option: str, patches: int, width: int, count: int) 
     assert sum(part.numel() for part in agent.parameters()) == count
 
 
-def test_what_is_attended_to_most_is_chosen_and_its_place_read() -> None:
+def test_the_most_attended_tokens_are_chosen_and_give_positions() -> None:
     agent = make("alone")
     with torch.no_grad():
         for part in (agent.query, agent.key):
@@ -100,39 +101,33 @@ def test_what_is_attended_to_most_is_chosen_and_its_place_read() -> None:
     assert int((weights > 0).sum()) == 3
 
 
-def test_nothing_but_the_places_is_read() -> None:
+def test_only_positions_of_chosen_tokens_are_read() -> None:
     agent, x = make("alone"), sets(1)
     larger = x.clone()
     outputs = act(agent, x)
-    places = agent._choose(
-        x[:, :1], None, torch.zeros(1, 1, 2), agent.initial_memory(1, N)
-    ).indices
-    larger[0, 0, places[0, 0]] *= 1 + 1e-9
+    memory = agent.initial_memory(1, N)
+    selection = agent._choose(x[:, :1], None, torch.zeros(1, 1, 2), memory)
+    larger[0, 0, selection.indices[0, 0]] *= 1 + 1e-9
     torch.testing.assert_close(act(agent, larger), outputs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["vision", "mixing"])
 @given(seed=st.integers(0, 99), order=st.permutations(range(N)))
-def test_an_order_is_nothing_behind_a_sensory_layer(
-    kind: str, seed: int, order: list[int]
-) -> None:
+def test_a_sensory_layer_is_invariant_to_the_order(kind, seed, order) -> None:
     agent, x = make(kind), sets(seed=seed)
     torch.testing.assert_close(act(agent, x[:, :, order]), act(agent, x))
 
 
-def test_an_order_held_for_an_episode_is_nothing_to_lstms() -> None:
+def test_lstms_are_invariant_to_an_order_of_the_episode_and_the_bare_agent_is_not():
     agent, x = make("lstm"), sets()
     torch.testing.assert_close(act(agent, x.flip(2)), act(agent, x))
-
-
-def test_an_order_matters_to_the_agent_alone() -> None:
-    agent, x = make("alone"), sets()
+    agent = make("alone")
     assert not torch.isclose(act(agent, x.flip(2)), act(agent, x)).any()
 
 
 @pytest.mark.parametrize("batch", [3, 64])
-def test_alike_codes_are_chosen_in_their_order_in_any_batch(batch: int) -> None:
-    """In float32: at an episode's start nothing moves, and all codes are one."""
+def test_equal_codes_are_chosen_in_token_order_in_any_batch(batch: int) -> None:
+    """In float32: at an episode's start nothing moves, and all codes are equal."""
     spec = TokenSpec(64, 18, ("patch",), has_self=False)
     pooling = {**VISION, "num_codes": 100, "affine": False}
     agent = AttentionAgent(spec, BOX, pooling=pooling, scale=False, seed=0)
@@ -143,7 +138,7 @@ def test_alike_codes_are_chosen_in_their_order_in_any_batch(batch: int) -> None:
         assert torch.equal(selection.indices, torch.arange(10).expand(len(part), 10))
 
 
-def test_the_gate_holds_codes_fast() -> None:
+def test_a_saturated_gate_keeps_codes_constant() -> None:
     agent, x = make("mixing"), sets(1)
     assert agent.gate is not None
     with torch.no_grad():
@@ -199,7 +194,7 @@ def test_a_population_acts_like_its_members(kind: str) -> None:
 
 
 @each_kind
-def test_padding_is_like_absence(kind: str) -> None:
+def test_padded_tokens_act_like_absent_ones(kind: str) -> None:
     agent, x = make(kind), sets()
     hidden = torch.zeros(2, STEPS, N, dtype=torch.bool)
     hidden[:, :, 5:] = True
@@ -207,7 +202,7 @@ def test_padding_is_like_absence(kind: str) -> None:
     torch.testing.assert_close(act(agent, dirty, hidden), act(agent, x[:, :, :5]))
 
 
-def test_few_or_no_tokens_leave_zeros_for_places() -> None:
+def test_missing_tokens_have_zero_positions() -> None:
     agent, x = make("alone"), sets()[:, :1]
     hidden = torch.ones(2, 1, N, dtype=torch.bool)
     hidden[0, 0, 4] = False
@@ -248,7 +243,7 @@ def test_tokens_permuted_with_their_lstms_give_the_same_answer() -> None:
 
 
 @each_kind
-def test_it_is_saved_and_acts_the_same(kind: str, tmp_path: Any) -> None:
+def test_a_loaded_agent_acts_like_the_saved_one(kind: str, tmp_path: Any) -> None:
     agent = make(kind).float()
     save_policy(agent, tmp_path)
     read = load_policy(tmp_path)
@@ -264,17 +259,7 @@ def test_more_tokens_than_places_are_refused() -> None:
     assert act(make("vision"), doubled).isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"top_k": 10}, "policy.top_k: expected 1 to 9, got 10"),
-        ({"top_k": 17, "pooling": VISION}, "policy.top_k: expected 1 to 16, got 17"),
-        ({"mixing": True}, "policy.mixing: expected false .* got true"),
-        ({"pooling": {"num_codes": 3}}, "pooling: expected a mapping with a name"),
-        ({"pooling": {"name": "avg"}}, "'avg' must be a subclass of"),
-        ({"pooling": {**VISION, "code": 1}}, "unknown option of pooling"),
-    ],
-)
-def test_bad_options_are_refused(options: Any, message: str) -> None:
+@yaml_cases("kind, options, message")
+def test_bad_options_are_refused(kind: str, options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        make("alone", **options)
+        make(kind, **options)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from helpers.env_cases import CASES
-from helpers.farm import FoxAndHens
 from marl_pool.envs import env_names, make_batched_env, make_heuristic
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.policies import make_policy
@@ -19,9 +18,8 @@ KNOWN = {"boxworld", "cartpole", "lbforaging", "pettingzoo", "xor", *PARTICLES}
 
 def test_signal_is_of_known_types() -> None:
     listed: Any = ["self"]
-    assert TokenSpec(3, 2, ("self", "wall"), signal_types=listed).signal_types == (
-        "self",
-    )
+    spec = TokenSpec(3, 2, ("self", "wall"), signal_types=listed)
+    assert spec.signal_types == ("self",)
     with pytest.raises(InputError, match="signal_types: expected some of self, wall"):
         TokenSpec(3, 2, ("self", "wall"), signal_types=("door",))
 
@@ -46,13 +44,6 @@ def test_an_env_knows_its_signal_or_says_so(name: str, options: Any) -> None:
             assert (mask | ~self_mask).all()
 
 
-def test_an_env_that_knows_nothing() -> None:
-    env = FoxAndHens(2)
-    env.reset()
-    with pytest.raises(UnfitTokensError, match="FoxAndHens does not define .* 'fox'"):
-        env.signal()
-
-
 def test_types_of_the_particle_envs() -> None:
     centroid = make_batched_env("simple_centroid", 1).groups["agent"].tokens
     assert centroid.signal_types == ("self", "signal")
@@ -60,9 +51,8 @@ def test_types_of_the_particle_envs() -> None:
         (False, ("self", "predator", "prey")),
         (True, ("self", "obstacle", "predator", "prey")),
     ):
-        tag = make_batched_env(
-            "simple_tag", 1, prey="learned", obstacles_collide=collide
-        )
+        options = {"prey": "learned", "obstacles_collide": collide}
+        tag = make_batched_env("simple_tag", 1, **options)
         for group in tag.groups.values():
             assert group.tokens.signal_types == expected
 
@@ -80,7 +70,7 @@ def test_channels_of_cartpole_with_and_without_ids() -> None:
     assert plain.groups["agent"].tokens.signal_types == ()
 
 
-def test_a_policy_does_not_care_what_is_signal() -> None:
+def test_a_policy_fits_tokens_with_other_signal_types() -> None:
     group = make_batched_env("simple_centroid", 1).groups["agent"]
     bare = TokenSpec(32, 4, group.tokens.type_names)
     policy = make_policy(bare, group.action_space)

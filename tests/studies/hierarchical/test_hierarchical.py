@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.pictures import read_picture, share_of
+from helpers.tables import yaml_cases
 from helpers.tasks import build_task
 from marl_pool.config import compose
 from marl_pool.runs.run import Run
@@ -37,6 +38,9 @@ SMALL = {
     **{"size": 8, "patch": 2, "fourier_bands": 3, "dim": 8, "num_heads": 2},
     **{"num_layers": 4, "levels": (0.5, 1.0), "data_dir": "unused"},
 }
+
+
+KINDS = {kind.name: kind for kind in (Reconstruction, MergedClassification)}
 
 
 def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -107,15 +111,14 @@ def test_a_patch_sees_its_own_pixels_only() -> None:
     assert tokens.shape == (1, 6, 5)
     for token in range(6):
         row, column = divmod(token, 3)
-        (gradient,) = torch.autograd.grad(
-            tokens[0, token].sum(), image, retain_graph=True
-        )
+        output = tokens[0, token].sum()
+        (gradient,) = torch.autograd.grad(output, image, retain_graph=True)
         expected = torch.zeros(4, 6, dtype=torch.bool)
         expected[2 * row : 2 * row + 2, 2 * column : 2 * column + 2] = True
         assert torch.equal(gradient[0].abs().sum(-1) > 0, expected)
 
 
-def test_pixels_do_not_care_for_the_order_of_tokens() -> None:
+def test_pixels_do_not_depend_on_the_order_of_tokens() -> None:
     pixels = PixelQueries(ImageLayout((4, 6, 3), 2, 2), 8, 2).double()
     x = torch.randn(2, 7, 8, dtype=torch.float64)
     decoded = pixels(x)
@@ -127,11 +130,10 @@ def test_pixels_do_not_care_for_the_order_of_tokens() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["learned", "random"])
-def test_it_learns_to_reconstruct(policy: str) -> None:
+def test_it_learns_to_reconstruct() -> None:
     # Below what the mean image scores: it tells images apart.
     sizes = {"rho": 0.0, "dim": 32, "levels": (0.25,), "num_layers": 1}
-    task, network = task_and_network(policy=policy, **sizes)
+    task, network = task_and_network(**sizes)
     losses = train(task, network, 80)
     mean_image = task.baselines(task.batch("train", torch.arange(80)))["mean_image"]
     assert losses[-1] < 0.7 * float(mean_image.mean())
@@ -151,15 +153,17 @@ def test_it_learns_to_reconstruct(policy: str) -> None:
         {"policy": "heuristic"},
     ],
 )
-def test_every_variant_takes_steps(options: dict[str, Any]) -> None:
+def test_every_variant_trains_all_its_parts(options: dict[str, Any]) -> None:
     task, network = task_and_network(**options)
     before = {name: part.clone() for name, part in network.named_parameters()}
     assert all(map(math.isfinite, train(task, network, 3)))
     for group in ("patches.", "encoder.layer.merge.", "decoder.unmerge.", "pixels."):
-        parts = [
-            part for part in network.named_parameters() if part[0].startswith(group)
+        changes = [
+            not torch.equal(part, before[name])
+            for name, part in network.named_parameters()
+            if name.startswith(group)
         ]
-        assert any(not torch.equal(part, before[name]) for name, part in parts), group
+        assert any(changes), group
     network.eval()
     batch = task.batch("test", torch.arange(task.num_test))
     assert task.evaluate(network, batch, generator()).loss.isfinite()
@@ -173,9 +177,8 @@ def test_levels_are_measured_each() -> None:
     # 16 tokens: 4, 3, 2 and 1 merge, or 8, 4, 2 and 1.
     assert [level.tokens for level in task.measured] == [6, 1]
     assert set(metrics) == {"mse", "mse_6", "mse_1", "policy_information"}
-    torch.testing.assert_close(
-        metrics["mse"], (metrics["mse_6"] + metrics["mse_1"]) / 2
-    )
+    mean = (metrics["mse_6"] + metrics["mse_1"]) / 2
+    torch.testing.assert_close(metrics["mse"], mean)
     assert (metrics["policy_information"] >= 0).all()
     chance = Chance(generator(), explore=False)
     output = network(batch["images"] / 255, task.measured[1].schedule, chance).output
@@ -211,9 +214,7 @@ def test_initial_weights_follow_from_the_seed() -> None:
 
 @pytest.mark.parametrize("kind", [Reconstruction, MergedClassification])
 @pytest.mark.parametrize("policy", ["random", "heuristic", "shared_keys"])
-def test_methods_share_the_weights_that_they_have_in_common(
-    kind: type[MergedImages], policy: str
-) -> None:
+def test_methods_have_common_weights(kind: type[MergedImages], policy: str) -> None:
     _, base_network = task_and_network(kind)
     _, network = task_and_network(kind, policy=policy)
     base, variant = base_network.state_dict(), network.state_dict()
@@ -247,8 +248,8 @@ def test_it_learns_to_classify_from_one_token() -> None:
 # Teacher forcing
 
 
-def test_teacher_forcing_compares_each_token_with_what_it_was() -> None:
-    """A decoder that undoes merges exactly has only the pixels' error left."""
+def test_teacher_forcing_compares_each_token_with_its_original() -> None:
+    """With a decoder that undoes merges exactly, only the pixels' error is left."""
     task, network = task_and_network(attention=False, policy="random")
     network.double()
     merged: list[Tensor] = []
@@ -274,16 +275,13 @@ def test_teacher_forcing_compares_each_token_with_what_it_was() -> None:
         torch.zeros(len(x)),
     )
     pictures = task.batch("train", torch.arange(5))["images"].double() / 255
-    outcome = teacher_forced(
-        network, pictures, [4, 2], Chance(generator(), explore=True)
-    )
+    chance = Chance(generator(), explore=True)
+    outcome = teacher_forced(network, pictures, [4, 2], chance)
     direct = network.pixels(network.patches(pictures)) - pictures
     untouched = outcome.losses - direct.square().mean((1, 2, 3))
-    # Tokens that did not merge keep the layer's encoding; the rest came back whole.
+    # Tokens that did not merge keep the layer's encoding; the others are restored.
     shares = [8 / 16, 8 / 12]
-    sizes = [
-        float(depth_encoding.double().square().mean()) for depth_encoding in encodings
-    ]
+    sizes = [float(encoding.double().square().mean()) for encoding in encodings]
     expected = sum(a * b for a, b in zip(shares, sizes, strict=True)) / 2
     torch.testing.assert_close(untouched, torch.full((5,), expected).double())
 
@@ -325,24 +323,22 @@ def test_teacher_forcing_trains_the_merging_policy_by_reinforce() -> None:
 # Pictures
 
 
-def test_pictures(tmp_path: Path) -> None:
-    task, network = task_and_network()
+def test_pictures_are_written_to_the_folder(tmp_path: Path) -> None:
+    task, network = task_and_network(patch=4)
     files = task.finish(network, tmp_path, generator())
     names = ["policies.png", "reconstructions.png"]
     assert [file.name for file in files] == names
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    task, network = task_and_network(MergedClassification)
-    assert [file.name for file in task.finish(network, tmp_path, generator())] == names[
-        :1
-    ]
+    task, network = task_and_network(MergedClassification, patch=4)
+    (policies,) = task.finish(network, tmp_path, generator())
+    assert policies.name == names[0]
 
 
 def test_one_token_has_nothing_to_merge(tmp_path: Path) -> None:
     task, network = task_and_network(patch=8)
     assert all(map(math.isfinite, train(task, network, 2)))
-    metrics = task.evaluate(
-        network.eval(), task.batch("test", torch.arange(3)), generator()
-    ).metrics
+    batch = task.batch("test", torch.arange(3))
+    metrics = task.evaluate(network.eval(), batch, generator()).metrics
     assert set(metrics) == {"mse", "mse_1"}
     (picture,) = task.finish(network, tmp_path, generator())
     assert picture.name == "reconstructions.png"
@@ -351,29 +347,10 @@ def test_one_token_has_nothing_to_merge(tmp_path: Path) -> None:
 # Refusals
 
 
-CLASSIFIED = {"kind": MergedClassification}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"schedule": (8, 5)}, "task.schedule: .* layer 2, got 5"),
-        ({"schedule": ()}, r"expected a number for each layer, got \[\]"),
-        ({"proportions": ()}, "task.proportions: expected at least one"),
-        ({"patch": 3}, "task.patch: expected a divisor .* = 8, got 3"),
-        ({"num_heads": 3}, "task.num_heads: expected a divisor of dim"),
-        ({"encoder": {"name": "swarm"}}, "expected none, got swarm"),
-        ({"pooling": {"name": "avg"}}, "expected none, got avg"),
-        ({"credit": "others"}, "task.credit: expected own or batch, got"),
-        ({"credit": "batch", "baseline": True}, "task.baseline: .*false"),
-        ({**CLASSIFIED, "pretrain_epochs": 1}, "task.pretrain_epochs: .* 0"),
-        ({"num_samples": 1000}, "task.num_samples: expected at most .*, got 1000"),
-        ({"num_test": 1000}, "task.num_test: expected at most .*, got 1000"),
-    ],
-)
-def test_refusals(options: dict[str, Any], message: str) -> None:
+@yaml_cases("kind, options, message")
+def test_unfit_options_are_refused(kind: str, options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        task_and_network(**options)
+        task_and_network(KINDS[kind], **options)
 
 
 def test_a_sweep_is_grouped_over_seeds(tmp_path: Path) -> None:
@@ -405,7 +382,7 @@ def test_a_sweep_is_grouped_over_seeds(tmp_path: Path) -> None:
     assert share_of("#6c9fc9", picture) > 3e-4  # the runs, half transparent
 
 
-@pytest.mark.parametrize("task", ["reconstruction", "merged_classification"])
+@pytest.mark.parametrize("task", KINDS)
 def test_the_published_size_has_the_published_estimator(task):
     for scale, estimator in (("paper", "unmasked batch"), ("cpu", "masked own")):
         options = compose("fit", [f"task={task}", f"scale={scale}"])["task"]

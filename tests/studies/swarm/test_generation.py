@@ -1,4 +1,4 @@
-"""The SWARM transformer: causal, the same step by step, and what it generates."""
+"""The SWARM transformer: causal, equal when run step by step, and its samples."""
 
 import itertools
 import math
@@ -13,7 +13,6 @@ from torch import Tensor
 from helpers.pictures import read_picture, share_of
 from helpers.tables import yaml_cases
 from helpers.tasks import build_task
-from marl_pool.encoders.swarm import SwarmLayer
 from marl_pool.utils.errors import InputError
 from marl_pool_studies import image_task
 from marl_pool_studies.images import Images
@@ -27,9 +26,7 @@ SHAPES = [(3, 3, 1), (2, 2, 3)]
 shapes = pytest.mark.parametrize("shape", SHAPES)
 
 
-def build(
-    shape: tuple[int, int, int], num_levels: int = 3, **options: Any
-) -> SwarmTransformer:
+def build(shape: Any, num_levels: int = 3, **options: Any) -> SwarmTransformer:
     small = {"width": 8, "units": 6, "iterations": 3, "num_classes": 2}
     return SwarmTransformer(shape, num_levels, **{**small, **options}).double()
 
@@ -40,9 +37,7 @@ def random_pixels(count: int, length: int, num_levels: int = 3) -> Tensor:
 
 
 @shapes
-def test_no_logit_depends_on_its_own_pixel_or_a_later_one(
-    shape: tuple[int, int, int],
-) -> None:
+def test_no_logit_depends_on_its_own_pixel_or_a_later_one(shape: Any) -> None:
     length = math.prod(shape)
     network = build(shape, length)
     # No two pixels have the same level, so that the gradient of a level's
@@ -50,18 +45,15 @@ def test_no_logit_depends_on_its_own_pixel_or_a_later_one(
     pixels, label = torch.arange(length)[None], torch.zeros(1, dtype=torch.int64)
     logits = network(pixels, label)[0]
     for i in range(length):
-        (gradient,) = torch.autograd.grad(
-            logits[i].square().sum(), network.intensities.weight, retain_graph=True
-        )
+        output, weight = logits[i].square().sum(), network.intensities.weight
+        (gradient,) = torch.autograd.grad(output, weight, retain_graph=True)
         influences = gradient.abs().sum(1) > 0
         assert influences.tolist() == [j < i for j in range(length)]
 
 
 @shapes
 @pytest.mark.parametrize("iterations", [1, 3])
-def test_running_sums_give_the_same_as_the_whole_image(
-    shape: tuple[int, int, int], iterations: int
-) -> None:
+def test_running_sums_give_the_same_as_the_whole_image(shape, iterations) -> None:
     network = build(shape, iterations=iterations)
     pixels = random_pixels(4, math.prod(shape))
     labels = torch.tensor([0, 1, 1, 0])
@@ -72,15 +64,6 @@ def test_running_sums_give_the_same_as_the_whole_image(
             last = pixels[:, place - 1] if place else None
             logits = network.step(last, context[:, place], memory, place)
             torch.testing.assert_close(logits, expected[:, place])
-
-
-def test_a_layers_step_is_its_forward_pass() -> None:
-    layer = SwarmLayer(3, 4, 2, 5, "causal").double()
-    x = torch.randn(2, 6, 3, dtype=torch.float64)
-    sums = torch.zeros(4, 2, 4, dtype=torch.float64)
-    with torch.no_grad():
-        steps = [layer.step(x[:, place], sums, place) for place in range(6)]
-    torch.testing.assert_close(torch.stack(steps, 1), layer(x))
 
 
 def test_samples_have_the_probabilities_of_the_network() -> None:
@@ -133,8 +116,9 @@ def test_places_are_the_published_location_features() -> None:
 
 
 def test_initial_weights_follow_from_the_seed() -> None:
-    first, same, reseeded = (build((3, 3, 1), seed=seed) for seed in (1, 1, 2))
-    pairs = zip(first.state_dict().values(), same.state_dict().values(), strict=True)
+    first, repeated, reseeded = (build((3, 3, 1), seed=seed) for seed in (1, 1, 2))
+    states = (network.state_dict().values() for network in (first, repeated))
+    pairs = zip(*states, strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
     assert not torch.equal(first.intensities.weight, reseeded.intensities.weight)
 
@@ -170,9 +154,7 @@ def prepared_task(tmp_path: Path, **options: Any) -> ImageGeneration:
     return generation
 
 
-def test_pixels_are_put_into_levels_along_the_scan_lines(
-    data: Images, tmp_path: Path
-) -> None:
+def test_pixels_are_put_into_levels_along_the_scan_lines(data, tmp_path) -> None:
     generation = prepared_task(tmp_path, num_samples=30)
     assert (generation.num_train, generation.num_test) == (30, 20)
     batch = generation.batch("train", torch.tensor([7]))
@@ -230,13 +212,3 @@ def test_it_learns_and_draws(data: Images, tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused(options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         task(**options)
-
-
-def test_more_images_than_there_are(data: Images, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"num_test: expected at most 20, .* got 21"):
-        prepared_task(tmp_path, num_test=21)
-
-
-def test_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="data_dir: "):
-        ImageGeneration(data_dir=str(tmp_path)).prepare(tmp_path)

@@ -1,4 +1,4 @@
-"""Cloning into the policy that PPO trains: its loss, its runs, what it may not do."""
+"""Cloning into the policy that PPO trains: loss, runs and refused options."""
 
 import numpy as np
 import pytest
@@ -33,10 +33,8 @@ SPACES = {
     "choices": spaces.MultiDiscrete([2, 3]),
     "choice and box": spaces.Tuple([spaces.Discrete(2), BOX]),
 }
-RECURRENT = {
-    "pooling": {"name": "attention_neuron", "num_codes": 3, "key_units": 3},
-    "encoder": "identity",
-}
+NEURON = {"name": "attention_neuron", "num_codes": 3, "key_units": 3}
+RECURRENT = {"pooling": NEURON, "encoder": "identity"}
 SMALL = [
     *("policy=token", "clone=steps", "env=simple_spread", "teacher=heuristic"),
     *("clone.episodes=6", "clone.validation_episodes=3", "clone.num_envs=4"),
@@ -76,7 +74,7 @@ def batch_of(policy: TokenPolicy, seed: int = 0) -> SequenceBatch:
 @pytest.mark.parametrize("options", [{}, {"trunk": "separate"}, RECURRENT])
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 def test_the_loss_is_the_likelihood_of_the_teachers_actions(space, options, kernels):
-    """One step after the other, as the policy acts."""
+    """Computed step by step, as the policy acts."""
     policy = make_policy(SPEC, space, seed=3, **options)
     batch = batch_of(policy)
     expected, memory = [], policy.initial_memory(2, 4)
@@ -98,8 +96,7 @@ def test_the_loss_is_the_likelihood_of_the_teachers_actions(space, options, kern
     }
     policy.zero_grad()
     with use_kernels(kernels):
-        learner = Learner(policy, CloneSettings(grad_clip=None))
-        score = learner.learn(batch, 1e-9)
+        score = Learner(policy, CloneSettings(grad_clip=None)).learn(batch, 1e-9)
     assert score.steps == 5
     torch.testing.assert_close(score.loss, total.detach(), rtol=1e-5, atol=1e-6)
     assert gradients
@@ -143,24 +140,19 @@ def test_a_clone_is_a_policy_that_is_saved_and_evaluated(tmp_path, overrides):
 
 
 def test_a_pointer_is_cloned_by_the_tokens_that_its_teacher_selects(tmp_path):
-    overrides = [
-        *("env=lbforaging", "env.choices=food", "policy.action=select"),
-        "clone.batch_size=256",
-    ]
+    overrides = ["env=lbforaging", "env.choices=food", "policy.action=select"]
+    overrides.append("clone.batch_size=256")
     run = cloned(tmp_path / "run", *overrides, "total_batches=60")
     assert run.rows()[-1]["accuracy"] > run.rows()[0]["accuracy"]
     with pytest.raises(InputError, match="perturbation: expected none where actions"):
         cloned(tmp_path / "shuffled", *overrides, "perturbation=shuffle")
 
 
-def test_a_name_stands_for_the_default_options_of_a_part():
+def test_a_name_and_a_users_file_select_default_options(tmp_path):
     policy = compose("clone", [*SMALL, "policy.pooling=max"])["policy"]
     assert policy["pooling"] == {"name": "max"}
     assert policy["encoder"]["dim_ff"] == 16
     assert policy["encoder"]["name"] == "transformer"
-
-
-def test_a_users_file_may_build_on_the_policy(tmp_path):
     (tmp_path / "policy").mkdir()
     file = tmp_path / "policy" / "narrow.yaml"
     file.write_text("defaults: [token]\nencoder: {num_layers: 1}\ninit_std: 0.1\n")
@@ -171,9 +163,7 @@ def test_a_users_file_may_build_on_the_policy(tmp_path):
 
 
 @pytest.mark.parametrize("pooling", ["ada", "pma", "max"])
-def test_a_training_with_default_options_starts_from_a_clone_with_them(
-    tmp_path, pooling
-):
+def test_training_with_default_options_starts_from_a_clone(tmp_path, pooling):
     run = cloned(tmp_path / "clone", f"policy.pooling={pooling}", "total_batches=2")
     words = ["env=simple_spread", "encoder.dim_ff=16", f"pooling={pooling}"]
     words.append("ppo.batch_size=1920")  # a multiple of 64 environments of 3 agents
@@ -193,15 +183,16 @@ def test_boxworld_is_learned_from_its_solver_and_kept_by_ppo(tmp_path, capsys):
     assert cli.main([*words, "total_steps=100_000", "--run-dir", paths[1]]) == 0
     capsys.readouterr()
     goal = 0.5 + 0.8 * (11 - 0.5)
-    assert Run.open(paths[0]).rows()[-1]["return_mean"] > goal
-    assert Run.open(paths[1]).rows()[-1]["return_mean"] > goal
+    for path in paths:
+        assert Run.open(path).rows()[-1]["return_mean"] > goal
 
 
 @pytest.mark.slow
 def test_cartpole_is_learned_from_its_script(tmp_path, capsys):
     path = str(tmp_path / "run")
     words = ["clone", "experiment=cartpole_channels_clone", "threads=1"]
-    assert cli.main([*words, "--run-dir", path]) == 0
+    sizes = ["clone.rounds=3", "total_batches=1250"]
+    assert cli.main([*words, *sizes, "--run-dir", path]) == 0
     capsys.readouterr()
     target = target_from_run(Run.open(path), TargetSettings())
     returns = Rollout(target.make_env(128), target.policies).episodes().returns

@@ -13,7 +13,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,8 +28,9 @@ from helpers.ppo import assert_same, resumed, rllib_config, run_of
 from helpers.training import (
     PATIENCE,
     RAY_WARNINGS,
-    kill_it,
-    take_its_disk,
+    block_checkpoints,
+    kill_learner,
+    start_python,
     wait_for_rows,
 )
 from marl_pool.cli import main as cli
@@ -61,23 +61,18 @@ def trained(path: Path, *overrides: str) -> Run:
     return run_of(path, compose("train", overrides))
 
 
-def assert_gapless(run: Run, iterations: int) -> None:
-    """Every iteration has its row, with a full batch of new steps."""
-    rows = run.rows()
-    assert [row["iteration"] for row in rows] == list(range(1, iterations + 1))
-    assert [row["env_steps"] for row in rows] == [
-        BATCH * (i + 1) for i in range(iterations)
-    ]
+def assert_gapless(run: Run, iterations: int, batch: int = BATCH) -> None:
+    """Assert that every iteration has a row with a full batch of new steps."""
+    counts = [(row["iteration"], row["env_steps"]) for row in run.rows()]
+    assert counts == [(i, batch * i) for i in range(1, iterations + 1)]
 
 
 # An environment that raises
 
 
-# With two runners one raises and the other gives its part of the batch.
+# With two runners, one raises and the other returns its part of the batch.
 @pytest.mark.parametrize(("runners", "step"), [(0, 12), (2, 6)])
-def test_an_environment_that_raises_stops_the_run_with_one_line(
-    tmp_path, capsys, runners, step
-):
+def test_an_environment_that_raises_stops_the_run(tmp_path, capsys, runners, step):
     path = tmp_path / "run"
     fault = ["env.fault=raise", f"env.fault_step={step}", "total_steps=320"]
     arguments = [*FAULTY, *fault, f"resources.num_env_runners={runners}"]
@@ -85,13 +80,13 @@ def test_an_environment_that_raises_stops_the_run_with_one_line(
     errors = capsys.readouterr().err
     assert "Traceback" not in errors
     line = errors.splitlines()[-1]
-    kept = path / "checkpoints" / "iter_000001"
+    checkpoint = path / "checkpoints" / "iter_000001"
     place = re.search(r"\([\w/]*faulty_farm\.py:\d+\)", line)[0]
     assert line == (
         "marl-pool: iteration 2: EscapedError: the hens escaped "
         f"{place}, raised while sampling from FaultyFarm; traceback in "
         f"{path / 'error.txt'}; try `marl-pool check-env "
-        f"env=helpers.faulty_farm:FaultyFarm`; kept {kept}"
+        f"env=helpers.faulty_farm:FaultyFarm`; kept {checkpoint}"
     )
     text = (path / "error.txt").read_text()
     assert "Traceback" in text
@@ -129,9 +124,7 @@ def episodes_of(diary: Path) -> dict[str, set[tuple[str, str]]]:
     # the other runner goes on.
     [(1, 3, 2), (2, 13, 1)],
 )
-def test_training_survives_a_killed_runner_and_repeats_nothing(
-    tmp_path, capsys, runners, step, kills
-):
+def test_a_killed_runner_repeats_nothing(tmp_path, capsys, runners, step, kills):
     diary = tmp_path / "diary"
     faults = [
         *("env.fault=kill", f"env.fault_step={step}", f"env.kills={kills}"),
@@ -148,12 +141,8 @@ def test_training_survives_a_killed_runner_and_repeats_nothing(
     run.close()
     assert all_have_played()
     rows = run.rows()
-    count = len(rows)
-    assert [row["iteration"] for row in rows] == list(range(1, count + 1))
-    assert [row["env_steps"] for row in rows] == [
-        BATCH * runners * (i + 1) for i in range(count)
-    ]
-    # What a restarted runner sampled came from the newest weights.
+    assert_gapless(run, len(rows), BATCH * runners)
+    # A restarted runner sampled with the newest weights.
     assert max(row["fox/first_ratio_error"] for row in rows) < 1e-5
     assert capsys.readouterr().err.count("a runner died (") == kills
     assert len(list(tmp_path.glob("killed-*"))) == kills
@@ -162,20 +151,7 @@ def test_training_survives_a_killed_runner_and_repeats_nothing(
         assert not first & second
 
 
-def test_runners_that_keep_dying_end_the_run(tmp_path, monkeypatch):
-    module = sys.modules["marl_pool.training.ppo.train"]
-    monkeypatch.setattr(module, "MAX_RESTARTS", 2)
-    with pytest.raises(StoppedError, match="returned no steps in 2 iter"):
-        trained(
-            tmp_path / "run",
-            *FAULTY,
-            *("env.fault=kill", "env.fault_step=2", "env.kills=100"),
-            *(f"env.diary={tmp_path / 'diary'}", "resources.num_env_runners=1"),
-        )
-    assert Run.open(tmp_path / "run").rows() == []
-
-
-def test_nobody_waits_for_runners_that_will_not_come_back():
+def test_dead_runners_are_not_waited_for():
     @ray.remote
     class Runner:
         def ping(self) -> str:
@@ -193,7 +169,7 @@ def test_nobody_waits_for_runners_that_will_not_come_back():
         wait_for_runner(runners, seconds=1e9)
 
 
-def test_every_incarnation_of_a_runner_has_episodes_of_its_own():
+def test_every_restart_of_a_runner_has_new_episodes():
     config = rllib_config(compose("train", [*FAULTY, "env.max_steps=1"]))
 
     def episodes(restarts: int, steps: int) -> set[int]:
@@ -216,7 +192,7 @@ def test_every_incarnation_of_a_runner_has_episodes_of_its_own():
 
 @contextlib.contextmanager
 def full_disk(limit: int):
-    """Let no file of this process grow beyond ``limit`` bytes."""
+    """Limit the size of files that this process writes to ``limit`` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -226,19 +202,20 @@ def full_disk(limit: int):
 
 
 def fill_disk(monkeypatch, method: str, call: int, limit: int) -> None:
-    """Fill the disk while ``method`` of the run is called for the ``call``th time."""
+    """Make the disk full during the ``call``th call of the run's ``method``."""
     original = getattr(Run, method)
     calls = itertools.count(1)
 
+    def disk() -> contextlib.AbstractContextManager[None]:
+        return full_disk(limit) if next(calls) == call else contextlib.nullcontext()
+
     @contextlib.contextmanager
     def folder(*arguments):
-        disk = full_disk(limit) if next(calls) == call else contextlib.nullcontext()
-        with disk, original(*arguments) as file:
+        with disk(), original(*arguments) as file:
             yield file
 
     def plain(*arguments):
-        disk = full_disk(limit) if next(calls) == call else contextlib.nullcontext()
-        with disk:
+        with disk():
             return original(*arguments)
 
     folders = ("checkpoint", "save_policy_dir")
@@ -249,9 +226,9 @@ PLAIN = ["env=helpers.farm:FoxAndHens", *SMALL]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Run:
-    """Four iterations without a fault."""
-    path = tmp_path_factory.mktemp("whole") / "run"
+def reference(tmp_path_factory) -> Run:
+    """A run of four iterations without a fault."""
+    path = tmp_path_factory.mktemp("reference") / "run"
     return trained(path, *PLAIN, f"total_steps={BATCH * 4}")
 
 
@@ -259,14 +236,13 @@ def whole(tmp_path_factory) -> Run:
     ("method", "limit", "kept", "target"),
     [
         ("checkpoint", 0, 2, "the checkpoint"),
-        ("checkpoint", 1000, 2, "the checkpoint"),
         ("checkpoint", 30_000, 2, "the checkpoint"),
         ("save_policy_dir", 1000, 3, "the checkpoint"),
         ("log", 100, 2, r"metrics\.csv"),
     ],
 )
 def test_a_full_disk_stops_the_run_and_spoils_nothing(
-    tmp_path, monkeypatch, whole, method, limit, kept, target
+    tmp_path, monkeypatch, reference, method, limit, kept, target
 ):
     path = tmp_path / "run"
     with monkeypatch.context() as patched:
@@ -282,9 +258,9 @@ def test_a_full_disk_stops_the_run_and_spoils_nothing(
         assert set(load_policies(checkpoint / "policy")) == {"fox", "hen"}
     assert set(load_policies(run.policy_dir)) == {"fox", "hen"}
     assert run.best.iteration in (2, 3)
-    run_again = resumed(path, BATCH * 4)
-    assert_gapless(run_again, 4)
-    assert_same(run_again, whole)
+    finished = resumed(path, BATCH * 4)
+    assert_gapless(finished, 4)
+    assert_same(finished, reference)
 
 
 def test_a_full_disk_from_the_start_is_one_line(tmp_path):
@@ -294,29 +270,27 @@ def test_a_full_disk_from_the_start_is_one_line(tmp_path):
     assert not list(path.iterdir())
 
 
-def test_a_full_disk_when_a_run_is_resumed_is_one_line(tmp_path, monkeypatch):
-    path = tmp_path / "run"
-    run = trained(path, *PLAIN, f"total_steps={BATCH * 2}")
-    with run.metrics_path.open("a") as log:
-        log.write("3,")
+def test_a_full_disk_on_resume_is_one_line(tmp_path, monkeypatch, reference):
+    path = shutil.copytree(reference.path, tmp_path / "run")
+    with (path / "metrics.csv").open("a") as log:
+        log.write("5,")
     with monkeypatch.context() as patched:
         fill_disk(patched, "resume_at", 1, 10)
-        with pytest.raises(
-            StoppedError, match=r"cannot write metrics.csv: .*too large"
-        ):
-            resumed(path, BATCH * 3)
-    assert_gapless(resumed(path, BATCH * 3), 3)
+        message = r"cannot write metrics.csv: .*too large"
+        with pytest.raises(StoppedError, match=message):
+            resumed(path, BATCH * 5)
+    assert_gapless(resumed(path, BATCH * 5), 5)
 
 
 # A learner
 
 
-def test_a_learner_that_dies_stops_the_run(tmp_path, monkeypatch):
+def test_a_dead_learner_stops_the_run(tmp_path, monkeypatch):
     step = PPOMethod.step
 
     def with_fault(method, iteration):
         if iteration == 2:
-            method.algo.learner_group.foreach_learner(kill_it)
+            method.algo.learner_group.foreach_learner(kill_learner)
         return step(method, iteration)
 
     monkeypatch.setattr(PPOMethod, "step", with_fault)
@@ -327,8 +301,8 @@ def test_a_learner_that_dies_stops_the_run(tmp_path, monkeypatch):
     assert [item.name for item in checkpoints.iterdir()] == ["iter_000001"]
 
 
-def assert_alike(first, second) -> None:
-    """The same numbers in the same nested dictionaries and lists."""
+def assert_equal(first, second) -> None:
+    """Assert equal numbers in equally nested dictionaries and lists."""
     if isinstance(first, dict):
         assert first.keys() == second.keys()
         pairs = [(first[key], second[key]) for key in first]
@@ -338,60 +312,66 @@ def assert_alike(first, second) -> None:
         assert (np.asarray(first) == np.asarray(second)).all()
         return
     for a, b in pairs:
-        assert_alike(a, b)
+        assert_equal(a, b)
 
 
 @pytest.mark.parametrize("learners", [1, 2])
-def test_learners_without_the_drivers_disk_are_saved_and_go_on(
-    tmp_path, monkeypatch, learners
-):
-    settings = [*PLAIN, f"resources.num_learners={learners}"]
-    whole = [*settings, f"total_steps={BATCH * 4}"]
-    # RLlib shares a batch out in another way after a resume with two learners.
-    straight = trained(tmp_path / "straight", *whole) if learners == 1 else None
+def test_learners_without_a_disk_are_resumed(tmp_path, monkeypatch, learners):
+    settings, total = [*PLAIN, f"resources.num_learners={learners}"], BATCH * 4
+    # After a resume with two learners RLlib splits a batch differently.
+    straight = None
+    if learners == 1:
+        straight = trained(tmp_path / "straight", *settings, f"total_steps={total}")
     build, states, restored = PPOMethod._build, [], []
 
-    def elsewhere(method):
+    def without_disk(method):
         algo = build(method)
-        algo.learner_group.foreach_learner(take_its_disk)
+        algo.learner_group.foreach_learner(block_checkpoints)
         return algo
 
-    def saved(algo, folder):
+    def save(algo, folder):
         states.append(algo.learner_group.get_state()["learner"])
         save_algorithm(algo, folder)
 
-    module = sys.modules["marl_pool.training.ppo.train"]
-
-    def loaded(algo, folder):
+    def load(algo, folder):
         load_algorithm(algo, folder)
         restored.extend(algo.learner_group.foreach_learner(Learner.get_state))
 
-    monkeypatch.setattr(PPOMethod, "_build", elsewhere)
-    monkeypatch.setattr(module, "save_algorithm", saved)
-    monkeypatch.setattr(module, "load_algorithm", loaded)
+    # The function `train` hides the module of its name.
+    module = sys.modules["marl_pool.training.ppo.train"]
+    monkeypatch.setattr(PPOMethod, "_build", without_disk)
+    monkeypatch.setattr(module, "save_algorithm", save)
+    monkeypatch.setattr(module, "load_algorithm", load)
     run = trained(tmp_path / "run", *settings, f"total_steps={BATCH * 2}")
     # What is on the driver's disk is what the learners had: weights and optimizers.
     folder = run.latest_checkpoint() / "algorithm" / "learner_group" / "learner"
     saved_state = pickle.loads((folder / "state.pkl").read_bytes())
+    modules = {name: folder / "rl_module" / name for name in ("fox", "hen")}
     saved_state["rl_module"] = {
-        name: pickle.loads(
-            (folder / "rl_module" / name / "module_state.pkl").read_bytes()
-        )
-        for name in ("fox", "hen")
+        name: pickle.loads((module / "module_state.pkl").read_bytes())
+        for name, module in modules.items()
     }
-    again, learner_state = resumed(tmp_path / "run", BATCH * 4), states[1]
+    run, learner_state = resumed(tmp_path / "run", total), states[1]
     assert len(restored) == learners
     for state in (saved_state, *(answer.get() for answer in restored)):
-        assert_alike(state["rl_module"], learner_state["rl_module"])
-        assert_alike(state["optimizer"], learner_state["optimizer"])
+        assert_equal(state["rl_module"], learner_state["rl_module"])
+        assert_equal(state["optimizer"], learner_state["optimizer"])
     if straight is not None:
-        assert_same(again, straight)
+        assert_same(run, straight)
 
 
+def copy_of(run: Run, path: Path) -> tuple[Path, Path]:
+    """Copy a run; return its last two checkpoints."""
+    shutil.copytree(run.path, path)
+    older, newest = Run.open(path).checkpoints()[-2:]
+    return older, newest
+
+
+LEARNER = "algorithm/learner_group/learner"
 PARTS = [
     "algorithm/learner_group",
-    "algorithm/learner_group/learner",
-    "algorithm/learner_group/learner/rl_module/hen",
+    LEARNER,
+    f"{LEARNER}/rl_module/hen",
     "algorithm/env_runner",
     "algorithm/algorithm_state.pkl",
     "policy",
@@ -399,34 +379,34 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("manifest", [True, False])
-@pytest.mark.parametrize("part", PARTS)
-def test_a_checkpoint_that_lacks_a_part_is_never_gone_on_from(
-    tmp_path, capsys, whole, part, manifest
+@pytest.mark.parametrize(
+    ("part", "manifest"),
+    [(LEARNER, True), ("progress.json", True), *((part, False) for part in PARTS)],
+)
+def test_an_incomplete_checkpoint_is_never_resumed(
+    tmp_path, capsys, reference, part, manifest
 ):
-    """Without its manifest, too, as of an earlier version."""
+    """Also without its manifest, as in an earlier version."""
     path = tmp_path / "run"
-    shutil.copytree(whole.path, path)
-    older, newest = Run.open(path).checkpoints()[-2:]
+    older, newest = copy_of(reference, path)
     atomic.discard(newest / part)
     if not manifest:
         (newest / "manifest.json").unlink()
-    if part.endswith("hen") and not manifest:
+    if part.endswith("hen"):
         # Only the manifest lists the second module. Long paths are cut off.
         with pytest.raises(StoppedError, match="cannot be read: .*module_state"):
             resumed(path, BATCH * 5)
         return
-    again = resumed(path, BATCH * 5)
+    run = resumed(path, BATCH * 4)
     message = capsys.readouterr().err
-    assert f"{newest}: " in message
-    assert "is missing" in message
-    assert f"continuing from {older}" in message
-    assert_gapless(again, 5)
+    for text in (f"{newest}: ", "is missing", f"continuing from {older}"):
+        assert text in message
+    assert_same(run, reference)
 
 
 FLIPPED = [
-    "algorithm/learner_group/learner/state.pkl",
-    "algorithm/learner_group/learner/rl_module/hen/module_state.pkl",
+    f"{LEARNER}/state.pkl",
+    f"{LEARNER}/rl_module/hen/module_state.pkl",
     "progress.json",
     "policy/model.safetensors",
     "policy/config.json",
@@ -434,27 +414,26 @@ FLIPPED = [
 
 
 @pytest.mark.parametrize("file", FLIPPED)
-def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path, capsys, whole, file):
+def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path, capsys, reference, file):
     path = tmp_path / "run"
-    shutil.copytree(whole.path, path)
-    older, newest = Run.open(path).checkpoints()[-2:]
+    older, newest = copy_of(reference, path)
     content = bytearray((newest / file).read_bytes())
     content[len(content) // 2] ^= 1
     (newest / file).write_bytes(content)
-    again = resumed(path, BATCH * 5)
+    run = resumed(path, BATCH * 4)
     message = capsys.readouterr().err
     assert f"{newest}: {file} has changed since it was written" in message
     assert f"continuing from {older}" in message
-    assert_gapless(again, 5)
+    assert_same(run, reference)
 
 
-def test_without_a_whole_checkpoint_a_run_does_not_begin_anew(tmp_path, whole):
-    path = tmp_path / "run"
-    shutil.copytree(whole.path, path)
+def test_without_an_intact_checkpoint_a_run_does_not_start_over(tmp_path, reference):
+    path = shutil.copytree(reference.path, tmp_path / "run")
     for checkpoint in Run.open(path).checkpoints():
         (checkpoint / "progress.json").write_bytes(b"")
     before = (path / "policy" / "model.safetensors").read_bytes()
-    with pytest.raises(StoppedError, match=r"has no intact checkpoint: .*progress"):
+    message = r"intact checkpoint: .*00004: progress.json"
+    with pytest.raises(StoppedError, match=message):
         resumed(path, BATCH * 5)
     assert (path / "policy" / "model.safetensors").read_bytes() == before
 
@@ -465,24 +444,19 @@ def test_without_a_whole_checkpoint_a_run_does_not_begin_anew(tmp_path, whole):
 def test_a_killed_driver_loses_no_more_than_a_checkpoint_interval(tmp_path):
     path, interval = tmp_path / "run", 4
     settings = [*PLAIN, f"checkpoint.every={interval}"]
-    command = [sys.executable, "-m", "marl_pool", "train", "--run-dir", str(path)]
-    process = subprocess.Popen(
-        [*command, *settings, "total_steps=100_000_000"],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
+    command = ["-m", "marl_pool", "train", "--run-dir", path, *settings]
+    process = start_python(*command, "total_steps=100_000_000")
     wait_for_rows(path, process, interval + 1)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=PATIENCE)
     run = Run.open(path)
     logged = int(run.rows()[-1]["iteration"])
     saved = iteration_of(run.latest_checkpoint())
-    # The checkpoint of the last row's iteration may have been under way.
+    # The checkpoint of the last row's iteration may be incomplete.
     assert logged - saved <= interval
     progress = json.loads((run.latest_checkpoint() / "progress.json").read_text())
     assert progress["steps"] == saved * BATCH
     total = BATCH * (saved + interval + 1)
-    again = resumed(path, total)
-    assert_gapless(again, saved + interval + 1)
-    assert_same(again, trained(tmp_path / "whole", *settings, f"total_steps={total}"))
+    run = resumed(path, total)
+    assert_gapless(run, saved + interval + 1)
+    assert_same(run, trained(tmp_path / "straight", *settings, f"total_steps={total}"))

@@ -21,7 +21,7 @@ from marl_pool.training.ppo.learner import (
 
 
 def make_learner(*names: str, grad_clip: float | None = None) -> Any:
-    """A learner of linear modules, with the mean square of their results as loss."""
+    """A learner of linear modules whose loss is their mean squared output."""
     torch.manual_seed(0)
     learner: Any = object.__new__(BatchedPPOLearner)
     learner.config = SimpleNamespace(grad_clip=grad_clip)
@@ -47,14 +47,12 @@ def set_gradient(learner: Any, name: str, norm: float) -> Tensor:
     ("norm", "limit", "expected"),
     [(5.0, 2.0, 2.0), (3.0, 2.0, 2.0), (1.5, 2.0, 1.5), (50.0, None, 50.0)],
 )
-def test_a_gradient_is_clipped_to_the_limit(
-    norm: float, limit: float | None, expected: float
-) -> None:
+def test_a_gradient_is_clipped_to_the_limit(norm, limit, expected) -> None:
     learner = make_learner("a", "b", grad_clip=limit)
     gradient, small = set_gradient(learner, "a", norm), set_gradient(learner, "b", 1.0)
     learner._step({"a": torch.tensor(0.0), "b": torch.tensor(0.0)})
     assert float(gradient.norm()) == pytest.approx(expected, rel=1e-5)
-    # Each module has a separate limit, and what is logged is the norm before.
+    # Each module has a separate limit; the norm before clipping is logged.
     assert float(small.norm()) == pytest.approx(1.0, rel=1e-5)
     assert float(learner._metrics["a", GRADIENT_NORM]) == pytest.approx(norm)
 
@@ -83,10 +81,8 @@ def test_a_number_that_is_not_finite_takes_no_step(number: float, where: str) ->
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_microbatches_count_by_their_size(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Five rows in pieces of 2 and 3, say, whose means count 2 and 3 fifths."""
+def test_microbatches_count_by_their_size(size: int, monkeypatch) -> None:
+    """E.g. five rows in pieces of 2 and 3, whose means have weights 2/5 and 3/5."""
     monkeypatch.setattr(learner_module, "MICROBATCH_STEPS", size)
     learner = make_learner("a", "b")
     rows = {name: torch.randn(count, 3) for name, count in (("a", 5), ("b", 2))}
@@ -98,6 +94,5 @@ def test_microbatches_count_by_their_size(
         loss = module(part).square().mean()
         gradients = torch.autograd.grad(loss, list(module.parameters()))
         torch.testing.assert_close(losses[name], loss.detach())
-        torch.testing.assert_close(
-            learner._flat[name].values.grad, torch.cat([g.flatten() for g in gradients])
-        )
+        expected = torch.cat([gradient.flatten() for gradient in gradients])
+        torch.testing.assert_close(learner._flat[name].values.grad, expected)

@@ -1,4 +1,4 @@
-"""A run without remote runners and learners, which needs no process of Ray."""
+"""Runs without remote runners and learners, which need no Ray processes."""
 
 from contextlib import contextmanager
 
@@ -43,7 +43,7 @@ def test_a_local_run_starts_no_ray(tmp_path, monkeypatch, capsys):
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL."""
+    """A simulated SIGKILL."""
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -51,8 +51,8 @@ def test_a_kill_between_the_best_checkpoint_and_its_policy_loses_nothing(
     tmp_path, monkeypatch, capsys, count
 ):
     config = compose("train", [*SMALL, f"total_steps={2 * BATCH}"])
-    whole = run_of(tmp_path / "whole", config)
-    assert whole.best.iteration == 2  # of two modules the newest is the best
+    reference = run_of(tmp_path / "whole", config)
+    assert reference.best.iteration == 2  # of two modules the newest is the best
     save, saved = Run.save_policy_dir, []
 
     @contextmanager
@@ -70,16 +70,15 @@ def test_a_kill_between_the_best_checkpoint_and_its_policy_loses_nothing(
     run = Run.open(tmp_path / "killed")
     assert run.iterations_saved == count
     assert run.best is None or run.best.iteration < count
-    assert (
-        cli.main(["resume", str(run.path), "--plugin", "helpers.farm:FoxAndHens"]) == 0
-    )
+    plugin = ("--plugin", "helpers.farm:FoxAndHens")
+    assert cli.main(["resume", str(run.path), *plugin]) == 0
     run = Run.open(run.path)
-    assert run.best == whole.best
-    files = sorted(path.name for path in whole.policy_dir.iterdir())
+    assert run.best == reference.best
+    files = sorted(path.name for path in reference.policy_dir.iterdir())
     assert sorted(path.name for path in run.policy_dir.iterdir()) == files
     for name in files:
-        file, reference = run.policy_dir / name, whole.policy_dir / name
-        assert file.read_bytes() == reference.read_bytes(), name
+        file, expected = run.policy_dir / name, reference.policy_dir / name
+        assert file.read_bytes() == expected.read_bytes(), name
     assert ("nothing to do" in capsys.readouterr().out) == (count == 2)
 
 
@@ -102,7 +101,6 @@ def test_the_learner_is_on_the_device_of_the_environments(overrides, device, gpu
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_cluster")
 def test_a_local_run_is_that_of_rllibs_own_group_bit_for_bit(tmp_path, monkeypatch):
     config = compose("train", [*SMALL, f"total_steps={2 * BATCH}"])
     run_of(tmp_path / "run", config)

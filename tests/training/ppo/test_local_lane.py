@@ -1,12 +1,10 @@
-"""Tensors between a local runner and learner, beside the episodes of remote ones."""
+"""Tensors passed from a local runner to a local learner, against RLlib's episodes."""
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,21 +18,20 @@ from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import nn
 
-from helpers.farm import FoxAndHens
-from helpers.training import RAY_WARNINGS
+from helpers.farm import FoxAndHens, policies_of
+from helpers.ppo import episodes_of
+from helpers.training import RAY_WARNINGS, run_python
 from marl_pool.config import compose
-from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.rollout import Rollout
 from marl_pool.training.optimization import FlatAdam, FlatParameters
 from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.batch import Rows, concatenate_rows, episode_rows, map_rows
-from marl_pool.training.ppo.learner import NON_FINITE_LOSS
 from marl_pool.training.ppo.loss import STATISTICS, PPOTerms
 from marl_pool.training.ppo.runner import BatchedEnvRunner
 from marl_pool.training.ppo.trajectories import (
     estimate_advantages,
-    to_episodes,
+    to_teams,
     trajectory_rows,
 )
 from marl_pool.utils.errors import InputError
@@ -66,33 +63,32 @@ def assert_same_rows(first: Rows, second: Rows) -> None:
             assert torch.equal(column, second[key]), key
 
 
-@pytest.mark.parametrize("pooling", ["ada", "attention_neuron"])
-def test_rows_of_a_trajectory_are_those_of_its_episodes(pooling: str) -> None:
+RECURRENT = {"encoder": "identity", "pooling": "attention_neuron"}
+
+
+@pytest.mark.parametrize(
+    ("options", "is_team"), [({}, False), (RECURRENT, False), ({}, True)]
+)
+def test_rows_of_a_trajectory_are_those_of_its_episodes(options, is_team) -> None:
     env = FoxAndHens(3, seed=1, end_chance=0.15, max_steps=5)
-    encoder = "transformer" if pooling == "ada" else "identity"
-    options = {"encoder": encoder, "pooling": pooling, "seed": 0}
-    policies = {
-        name: make_policy(group.tokens, group.action_space, **options)
-        for name, group in env.groups.items()
-    }
-    rollout = Rollout(env, policies, explore=True)
+    rollout = Rollout(env, policies_of(env, **options), explore=True)
     for name, part in rollout.steps(9).items():
         # Hen 2 of the first environment dies for two steps.
         active = part.active.clone()
         active[3:5, 0, -1] = False
         part = part._replace(active=active)
-        advantages, targets = estimate_advantages(part, 0.9, 0.9)
-        names = {"group": name, "module_id": name, "prefix": "p"}
-        starts = np.zeros(3, dtype=int)
-        episodes = to_episodes(part, advantages, targets, **names, first_steps=starts)
-        rows = trajectory_rows(part, advantages, targets)
-        assert len(rows[Columns.ACTIONS]) == active.sum() < active.numel()
+        fragment = (part, *estimate_advantages(part, 0.9, 0.9))
+        if is_team:
+            with_critic = part._replace(critic_tokens=part.tokens)
+            fragment = to_teams(with_critic, *fragment[1:], 4)
+            active = active.any(2)
+        episodes, rows = episodes_of(name, *fragment), trajectory_rows(*fragment)
+        assert len(rows[Columns.ACTIONS]) == active.sum()
         assert int(rows["begins"].sum()) == len(episodes)
         assert_same_rows(rows, episode_rows(episodes)[name])
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -104,9 +100,7 @@ def test_rows_of_a_trajectory_are_those_of_its_episodes(pooling: str) -> None:
     ],
     ids=["two modules", "fixed", "shared", "recurrent", "dropout"],
 )
-def test_tensors_and_episodes_give_the_same_update_bit_for_bit(
-    build: Callable[[dict], Any], monkeypatch: pytest.MonkeyPatch, overrides: list[str]
-) -> None:
+def test_tensors_and_episodes_give_the_same_update(build, monkeypatch, overrides):
     def train(training_step: Callable[[BatchedPPO], None]) -> tuple[Any, Any]:
         monkeypatch.setattr(BatchedPPO, "training_step", training_step)
         algo = build(compose("train", overrides))
@@ -133,34 +127,11 @@ BOX = ActionSpec(low=(-1.0,) * 3, high=(1.0,) * 3)
 CHOICE = ActionSpec(n=6)
 
 
-class Head(nn.Module):
-    """The parts of a module that RLlib's loss reads."""
-
-    def __init__(self, actions: ActionSpec, values: torch.Tensor) -> None:
-        super().__init__()
-        self.actions, self.found = actions, values
-
-    def unwrapped(self) -> "Head":
-        return self
-
-    def get_train_action_dist_cls(self) -> type:
-        if self.actions.discrete:
-            return torch_distribution.TorchCategorical
-        return torch_distribution.TorchDiagGaussian
-
-    get_exploration_action_dist_cls = get_train_action_dist_cls
-
-    def compute_values(self, batch: Any, embeddings: Any = None) -> torch.Tensor:
-        return self.found
-
-
 @pytest.mark.parametrize("actions", [BOX, CHOICE], ids=["box", "discrete"])
 @pytest.mark.parametrize("kl_coeff", [0.0, 0.3])
 @pytest.mark.parametrize("entropy_coeff", [0.0, 0.01])
 @pytest.mark.parametrize("value_clip", [None, 0.5])
-def test_the_loss_and_its_gradient_are_rllibs(
-    actions: ActionSpec, kl_coeff: float, entropy_coeff: float, value_clip: float | None
-) -> None:
+def test_loss_and_gradient_are_rllibs(actions, kl_coeff, entropy_coeff, value_clip):
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -182,19 +153,25 @@ def test_the_loss_and_its_gradient_are_rllibs(
         entropy_coeff=entropy_coeff,
         use_kl_loss=kl_coeff > 0,
     )
-    # RLlib's loss, on a learner that has nothing else.
-    reference = PPOTorchLearner.__new__(PPOTorchLearner)
-    logged: dict[str, torch.Tensor] = {}
-    reference._module = {"m": Head(actions, values)}
-    reference.entropy_coeff_schedulers_per_module = {"m": Constant(entropy_coeff)}
-    reference.curr_kl_coeffs_per_module = {"m": torch.tensor(kl_coeff)}
-    reference.metrics = Logger(logged)
-    expected = reference.compute_loss_for_module(
-        module_id="m",
-        config=config,
-        batch=rows,
-        fwd_out={Columns.ACTION_DIST_INPUTS: logits},
+    # RLlib's loss, on a learner and a module that have nothing else.
+    kind = "TorchCategorical" if actions.discrete else "TorchDiagGaussian"
+    distribution = getattr(torch_distribution, kind)
+    module = SimpleNamespace(
+        get_train_action_dist_cls=lambda: distribution,
+        get_exploration_action_dist_cls=lambda: distribution,
+        compute_values=lambda batch, embeddings=None: values,
+        unwrapped=lambda: module,
     )
+    schedule = SimpleNamespace(get_current_value=lambda: entropy_coeff)
+    logged: dict[str, torch.Tensor] = {}
+    reference: Any = object.__new__(PPOTorchLearner)
+    reference._module = {"m": module}
+    reference.entropy_coeff_schedulers_per_module = {"m": schedule}
+    reference.curr_kl_coeffs_per_module = {"m": torch.tensor(kl_coeff)}
+    log = SimpleNamespace(log_dict=lambda numbers, **_: logged.update(numbers))
+    reference.metrics = log
+    inputs = {"batch": rows, "fwd_out": {Columns.ACTION_DIST_INPUTS: logits}}
+    expected = reference.compute_loss_for_module(module_id="m", config=config, **inputs)
     expected_gradients = torch.autograd.grad(expected, [logits, values])
 
     terms = PPOTerms.of(config, actions, rows, logits, values)
@@ -208,22 +185,6 @@ def test_the_loss_and_its_gradient_are_rllibs(
     assert set(statistics) <= set(logged)
     for name in (POLICY_LOSS_KEY, VF_LOSS_KEY, ENTROPY_KEY, *STATISTICS):
         torch.testing.assert_close(statistics[name], logged[name].detach().squeeze())
-
-
-class Constant:
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def get_current_value(self) -> float:
-        return self.value
-
-
-class Logger:
-    def __init__(self, logged: dict[str, torch.Tensor]) -> None:
-        self.logged = logged
-
-    def log_dict(self, values: dict[str, torch.Tensor], **_: Any) -> None:
-        self.logged.update(values)
 
 
 # The optimizer
@@ -289,43 +250,13 @@ print(sorted({"sympy", "torch._dynamo", "torch._inductor"} & {*sys.modules}))
 
 
 def test_neither_seeds_nor_steps_import_the_compiler() -> None:
-    """It takes 1.5 s of every run's start."""
-    ran = subprocess.run(
-        [sys.executable, "-c", OPTIMIZE], capture_output=True, text=True, check=True
-    )
-    assert ran.stdout == "[]\n"
+    """Importing it would add 1.5 s to the start of every run."""
+    result = run_python("-c", OPTIMIZE)
+    assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_a_gradient_that_is_not_finite_changes_nothing(build: Any) -> None:
-    algo = build(compose("train", TOY))
-    algo.train()
-    learner = algo.learner_group._learner
-    batch = algo.env_runner.sample_batch()
-    targets = batch.policy_batches["fox"][Postprocessing.VALUE_TARGETS]
-    targets[0] = torch.nan
-
-    def state() -> list[torch.Tensor]:
-        optimizers = learner._named_optimizers.values()
-        moments = [opt.state_dict()["state"][0] for opt in optimizers]
-        flats = [flat.values for flat in learner._flat.values()]
-        tensors = [*flats, *(part for moment in moments for part in moment.values())]
-        return [tensor.detach().clone() for tensor in tensors]
-
-    before = state()
-    (result,) = algo.learner_group.update(
-        batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0}
-    )
-    assert all(map(torch.equal, state(), before))
-    assert [result[m][NON_FINITE_LOSS].peek() for m in ("fox", "hen")] == [1, 0]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_a_module_without_rows_in_the_last_minibatch_is_logged_and_adapts(
-    build: Any,
-) -> None:
+def test_a_module_without_rows_in_the_last_minibatch_is_logged(build: Any) -> None:
     sizes = {"ppo.batch_size": 16, "ppo.minibatch_size": 3, "ppo.num_envs": 1}
     base = [override for override in TOY if override.split("=")[0] not in sizes]
     overrides = [f"{key}={value}" for key, value in sizes.items()] + ["ppo.kl_target=9"]
@@ -335,19 +266,15 @@ def test_a_module_without_rows_in_the_last_minibatch_is_logged_and_adapts(
     # Four steps of the fox, and twelve of the hens in four minibatches.
     rows = batch.policy_batches["fox"]
     batch.policy_batches["fox"] = map_rows(lambda tensor: tensor[:2], rows)
-    (result,) = algo.learner_group.update(
-        batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0}
-    )
+    steps = {"num_env_steps_sampled_lifetime": 0}
+    (result,) = algo.learner_group.update(batch=batch, timesteps=steps)
     assert {*STATISTICS} <= result["fox"].keys()
     # A divergence far below the target halves the coefficient.
     assert float(learner.curr_kl_coeffs_per_module["fox"]) == pytest.approx(0.1)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_a_module_whose_agents_are_dead_is_left_out(
-    build: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_whose_agents_are_dead_is_left_out(build, monkeypatch) -> None:
     fragments = BatchedEnvRunner._fragment
 
     def dead(names: set[str]) -> Any:
@@ -379,10 +306,7 @@ def test_parameters_of_several_dtypes_are_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_a_local_run_makes_no_episodes(
-    build: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_run_makes_no_episodes(build, monkeypatch) -> None:
     def fail(*args: Any, **options: Any) -> None:
         raise AssertionError("an episode was made")
 

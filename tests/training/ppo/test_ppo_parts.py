@@ -11,15 +11,12 @@ from hypothesis import strategies as st
 pytest.importorskip("ray")
 
 from ray.rllib.core.columns import Columns
-from ray.rllib.core.distribution.torch.torch_distribution import (
-    TorchCategorical,
-    TorchDiagGaussian,
-)
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
-from helpers.farm import FoxAndHens
-from marl_pool.policies import make_policy
-from marl_pool.policies.actions import ActionSpec, log_prob
+from helpers.farm import FoxAndHens, policies_of
+from helpers.ppo import episodes_of
+from marl_pool.policies.actions import log_prob
 from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.training.ppo.batch import (
     VALUE_SCALE,
@@ -27,23 +24,13 @@ from marl_pool.training.ppo.batch import (
     minibatches,
     prepare_rows,
 )
-from marl_pool.training.ppo.trajectories import estimate_advantages, to_episodes
+from marl_pool.training.ppo.trajectories import estimate_advantages
 from marl_pool.training.settings import PPOSettings
 
 
-def trajectory(steps=9, num_envs=3, seed=0, **options):
-    torch.manual_seed(seed)
-    env = FoxAndHens(num_envs, seed=seed, end_chance=0.15, max_steps=5, **options)
-    policies = {
-        name: make_policy(
-            group.tokens,
-            group.action_space,
-            encoder={"name": "transformer", "num_layers": 1},
-            seed=seed,
-        )
-        for name, group in env.groups.items()
-    }
-    rollout = Rollout(env, policies, explore=True)
+def trajectory(steps: int = 9) -> tuple[dict[str, Trajectory], Rollout]:
+    env = FoxAndHens(3, end_chance=0.15, max_steps=5)
+    rollout = Rollout(env, policies_of(env), explore=True)
     return rollout.steps(steps), rollout
 
 
@@ -59,11 +46,8 @@ def brute_force(part: Trajectory, gamma: float, lam: float) -> np.ndarray:
                     follow = float(part.next_values[t, env, agent])
                     if part.terminated[t, env]:
                         follow = 0.0
-                    error = (
-                        float(part.rewards[t, env, agent])
-                        + gamma * follow
-                        - float(part.values[t, env, agent])
-                    )
+                    reward = float(part.rewards[t, env, agent])
+                    error = reward + gamma * follow - float(part.values[t, env, agent])
                     result[start, env, agent] += weight * error
                     weight *= gamma * lam
                     if part.terminated[t, env] or part.truncated[t, env]:
@@ -109,27 +93,21 @@ def test_a_dead_agent_gets_nothing_from_after_its_death():
     torch.testing.assert_close(advantages[0, 0, 0], expected)
 
 
-def episodes_of(parts, rollout=None, first=(0, 0, 0)):
+def all_episodes(
+    parts: dict[str, Trajectory], first_step: int = 0
+) -> list[SingleAgentEpisode]:
     episodes = []
     for name, part in parts.items():
-        advantages, targets = estimate_advantages(part, 0.9, 0.9)
-        episodes += to_episodes(
-            part,
-            advantages,
-            targets,
-            group=name,
-            module_id=f"module_{name}",
-            prefix="p",
-            first_steps=np.array(first),
-        )
+        fragment = (part, *estimate_advantages(part, 0.9, 0.9))
+        episodes += episodes_of(name, *fragment, first_step=first_step)
     return episodes
 
 
 def test_episodes_hold_every_row_once_and_rllib_accepts_them():
     parts, _ = trajectory()
-    episodes = episodes_of(parts)
+    episodes = all_episodes(parts)
     for name, part in parts.items():
-        module_episodes = [e for e in episodes if e.module_id == f"module_{name}"]
+        module_episodes = [e for e in episodes if e.module_id == name]
         assert sum(map(len, module_episodes)) == part.rewards.numel()
         rewards = np.concatenate([e.get_rewards() for e in module_episodes])
         assert sorted(rewards) == sorted(part.rewards.flatten().tolist())
@@ -141,12 +119,12 @@ def test_episodes_hold_every_row_once_and_rllib_accepts_them():
 
 def test_episodes_end_where_environments_ended_and_count_their_steps():
     parts, _ = trajectory()
-    hens = [e for e in episodes_of(parts) if e.agent_id == "hen_1"]
+    hens = [e for e in all_episodes(parts) if e.agent_id == "hen_1"]
     part = parts["hen"]
     assert sum(e.is_terminated for e in hens) == int(part.terminated.sum())
     cut = part.truncated & ~part.terminated
     assert sum(e.is_truncated and not e.is_terminated for e in hens) == int(cut.sum())
-    later = [e for e in episodes_of(parts, first=(2, 2, 2)) if e.agent_id == "hen_1"]
+    later = [e for e in all_episodes(parts, first_step=2) if e.agent_id == "hen_1"]
     firsts = [e for e in later if e.id_.endswith("-0")]
     assert [e.t_started for e in firsts] == [2, 2, 2]
     assert all(e.t_started == 0 for e in later if not e.id_.endswith("-0"))
@@ -157,16 +135,14 @@ def test_dead_agents_leave_no_rows():
     part = parts["hen"]
     active = torch.ones_like(part.active)
     active[1:3, 0, 2] = False
-    episodes = episodes_of({"hen": part._replace(active=active)})
+    episodes = all_episodes({"hen": part._replace(active=active)})
     dead = [e for e in episodes if e.agent_id == "hen_2" and "-0-hen" in e.id_]
     assert sum(map(len, dead)) == 2
     assert sum(map(len, episodes)) == part.rewards.numel() - 2
 
 
-def multi_batch(counts):
-    return {
-        name: {Columns.ACTIONS: torch.arange(count)} for name, count in counts.items()
-    }
+def multi_batch(**counts):
+    return {name: {Columns.ACTIONS: torch.arange(n)} for name, n in counts.items()}
 
 
 PLAIN = {"max_seq_len": 1, "normalize_value_loss": False}
@@ -178,7 +154,7 @@ def batch_of(episodes, **settings):
 
 
 def test_learners_in_step_have_rows_of_every_module_in_every_minibatch():
-    batch = multi_batch({"few": 2, "many": 9})
+    batch = multi_batch(few=2, many=9)
     generator = torch.Generator().manual_seed(0)
     settings = {"num_epochs": 2, "num_minibatches": 4, "generator": generator}
     parts = list(minibatches(batch, in_step=True, **settings))
@@ -192,10 +168,10 @@ def test_learners_in_step_have_rows_of_every_module_in_every_minibatch():
 
 def test_a_batch_concatenates_by_module_and_standardises():
     parts, rollout = trajectory()
-    batch = batch_of(episodes_of(parts))
-    assert set(batch) == {"module_fox", "module_hen"}
+    batch = batch_of(all_episodes(parts))
+    assert set(batch) == {"fox", "hen"}
     for name, part in parts.items():
-        rows = batch[f"module_{name}"]
+        rows = batch[name]
         count = part.rewards.numel()
         assert rows[Columns.OBS]["features"].shape == (count, 4, 2)
         advantages = rows[Postprocessing.ADVANTAGES]
@@ -203,10 +179,9 @@ def test_a_batch_concatenates_by_module_and_standardises():
         torch.testing.assert_close(advantages.std(correction=0), torch.tensor(1.0))
         # Rows stay together: each row's action has its own log-probability.
         policy = rollout.policies[name]
-        again = log_prob(
-            policy.actions, rows[Columns.ACTION_DIST_INPUTS], rows[Columns.ACTIONS]
-        )
-        torch.testing.assert_close(again, rows[Columns.ACTION_LOGP])
+        logits = rows[Columns.ACTION_DIST_INPUTS]
+        log_probs = log_prob(policy.actions, logits, rows[Columns.ACTIONS])
+        torch.testing.assert_close(log_probs, rows[Columns.ACTION_LOGP])
 
 
 @given(
@@ -215,16 +190,10 @@ def test_a_batch_concatenates_by_module_and_standardises():
     number=st.integers(1, 70),
     shuffle=st.booleans(),
 )
-def test_every_module_passes_over_its_rows_exactly_as_often_as_asked(
-    counts, epochs, number, shuffle
-):
+def test_every_epoch_has_each_row_once(counts, epochs, number, shuffle):
     generator = torch.Generator().manual_seed(0) if shuffle else None
-    iterator = minibatches(
-        multi_batch(counts),
-        num_epochs=epochs,
-        num_minibatches=number,
-        generator=generator,
-    )
+    settings = {"num_epochs": epochs, "num_minibatches": number}
+    iterator = minibatches(multi_batch(**counts), generator=generator, **settings)
     number = min(number, max(counts.values()))
     visits = {name: Counter() for name in counts}
     passed = 0
@@ -240,28 +209,14 @@ def test_every_module_passes_over_its_rows_exactly_as_often_as_asked(
 
 def test_a_shuffle_changes_the_order_and_its_seed_fixes_it():
     def order(seed):
-        iterator = minibatches(
-            multi_batch({"a": 40}),
-            num_epochs=2,
-            num_minibatches=2,
-            generator=torch.Generator().manual_seed(seed),
-        )
+        settings = {"num_epochs": 2, "num_minibatches": 2}
+        generator = torch.Generator().manual_seed(seed)
+        iterator = minibatches(multi_batch(a=40), generator=generator, **settings)
         parts = [m["a"][Columns.ACTIONS] for m in iterator]
         return torch.cat(parts).tolist()
 
     assert order(1) == order(1) != order(2)
     assert order(1)[:40] != order(1)[40:]
-
-
-def test_our_log_probabilities_are_those_of_rllibs_distributions():
-    torch.manual_seed(0)
-    logits, action = torch.randn(7, 6), torch.randn(7, 3)
-    box = ActionSpec(low=(-1.0,) * 3, high=(1.0,) * 3)
-    expected = TorchDiagGaussian.from_logits(logits).logp(action)
-    torch.testing.assert_close(log_prob(box, logits, action), expected)
-    choice = torch.randint(6, (7,))
-    expected = TorchCategorical.from_logits(logits).logp(choice)
-    torch.testing.assert_close(log_prob(ActionSpec(n=6), logits, choice), expected)
 
 
 def test_a_normalised_value_loss_does_not_depend_on_the_unit_of_reward():
@@ -270,8 +225,8 @@ def test_a_normalised_value_loss_does_not_depend_on_the_unit_of_reward():
         part = parts["hen"]
         names = ("rewards", "values", "next_values")
         part = part._replace(**{name: unit * getattr(part, name) for name in names})
-        batch = batch_of(episodes_of({"hen": part}), normalize_value_loss=True)
-        rows = batch["module_hen"]
+        batch = batch_of(all_episodes({"hen": part}), normalize_value_loss=True)
+        rows = batch["hen"]
         predicted = rows[VALUE_SCALE] * rows[Columns.VF_PREDS]
         return predicted - rows[Postprocessing.VALUE_TARGETS]
 

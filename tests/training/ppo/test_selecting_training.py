@@ -41,7 +41,7 @@ def test_a_policy_that_selects_is_trained(tmp_path: Path, overrides: list[str]) 
     (policy,) = load_policies(run.policy_path("last")).values()
     assert policy.config["action"] == "select"
     assert weights[key].shape == policy.key.weight.shape
-    # Biases begin at zero.
+    # Biases are initialized to zero.
     assert weights[key.replace("weight", "bias")].abs().sum() > 0
 
 

@@ -1,4 +1,4 @@
-"""Trainings that start with a saved policy's weights."""
+"""Training runs that start from a saved policy's weights."""
 
 import shutil
 from pathlib import Path
@@ -8,13 +8,13 @@ import torch
 
 ray = pytest.importorskip("ray")
 
-from helpers.farm import FoxAndHens
+from helpers.farm import FoxAndHens, policies_of
 from helpers.ppo import assert_same_weights, resumed, run_of
 from helpers.tables import yaml_cases
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.kernels.functional import strip_prefix
-from marl_pool.policies import make_agent, make_policy
+from marl_pool.policies import make_agent
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.runs.run import Run
 from marl_pool.training.ppo.train import PPOMethod
@@ -25,25 +25,16 @@ pytestmark = RAY_WARNINGS
 FARM = "helpers.farm:FoxAndHens"
 SMALL = [
     *(f"env={FARM}", "encoder.num_layers=1", "ppo.num_envs=4", "ppo.batch_size=48"),
-    *("ppo.minibatch_size=12", "ppo.num_epochs=2", "total_steps=144"),
+    *("ppo.minibatch_size=12", "ppo.num_epochs=2", "total_steps=36"),
     *("checkpoint.every=1", "threads=1"),
 ]
 
 
 def saved(folder: Path, *names: str, **options) -> dict:
-    """Save policies of the run's form for some groups; return them."""
-    groups = FoxAndHens(1).groups
-    parts = {
-        "encoder": {"name": "transformer", "num_layers": 1},
-        "pooling": {"name": "ada", "num_heads": 8},
-        **options,
-    }
-    policies = {
-        name: make_policy(
-            groups[name].tokens, groups[name].action_space, seed=11, **parts
-        )
-        for name in names
-    }
+    """Save policies that fit the run for some groups; return them."""
+    options = {"pooling": {"name": "ada", "num_heads": 8}, "seed": 11, **options}
+    policies = policies_of(FoxAndHens(1), **options)
+    policies = {name: policies[name] for name in names}
     save_policies(policies, {name: name for name in names}, folder)
     return policies
 
@@ -72,9 +63,8 @@ def test_learners_and_runners_begin_with_the_saved_weights(tmp_path, overrides):
     with method.session():
         weights = [method.algo.learner_group.get_weights()]
         group = method.algo.env_runner_group
-        weights += group.foreach_env_runner(
-            lambda runner: runner.get_state()["rl_module"]
-        )
+        states = group.foreach_env_runner(lambda runner: runner.get_state())
+        weights += [state["rl_module"] for state in states]
     assert len(weights) > 1
     for modules in weights:
         for name, policy in policies.items():
@@ -97,13 +87,13 @@ def test_a_shared_module_begins_with_the_only_policy(tmp_path):
 def test_a_run_is_started_by_another_and_resumes_without_it(tmp_path):
     source = run_of(tmp_path / "source", compose("train", SMALL))
     config = compose("train", [*SMALL, f"init={source.path}", "seed=3"])
-    whole = run_of(tmp_path / "whole", config)
-    half = run_of(tmp_path / "half", {**config, "total_steps": 48})
+    reference = run_of(tmp_path / "whole", config)
+    half = run_of(tmp_path / "half", {**config, "total_steps": 12})
     shutil.rmtree(source.path)
-    paths = (run.policy_path("last") for run in (resumed(half.path, 144), whole))
+    paths = (run.policy_path("last") for run in (resumed(half.path, 36), reference))
     assert_same_weights(*paths)
     # What is sampled is what is learned from.
-    assert whole.rows()[0]["hen/first_ratio_error"] < 1e-4
+    assert reference.rows()[0]["hen/first_ratio_error"] < 1e-4
 
 
 def test_a_pretrained_policy_is_trained_on(tmp_path):

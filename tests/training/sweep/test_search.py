@@ -50,18 +50,7 @@ def test_a_sweep_folder_keeps_ranges_and_proposals(tmp_path):
         copy.proposals()
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected", "actual"),
-    [
-        ({"pooling": "evil:Max"}, "one of 'ada', 'max'", "'evil:Max'"),
-        ({"pooling": True}, "one of 'ada', 'max'", "true"),
-        ({"ppo.lr": 0.5}, "a number", "0.5"),
-        ({"ppo.lr": float("nan")}, "a number", "nan"),
-        ({"ppo.lr": "evil:lr"}, "a number", "'evil:lr'"),
-        ({"seed": 2.5}, "an integer", "2.5"),
-        ({"seed": 4}, "an integer", "4"),
-    ],
-)
+@yaml_cases("changed, expected, actual")
 def test_a_proposal_outside_its_range_is_refused(tmp_path, changed, expected, actual):
     space = plan_search([*SPACE, "seed=int_uniform(1,3)"]).space
     sweep = Sweep(tmp_path, {}, [], space=space)
@@ -76,8 +65,8 @@ def test_a_proposal_outside_its_range_is_refused(tmp_path, changed, expected, ac
 
 
 @pytest.fixture
-def begun_search(tmp_path) -> Sweep:
-    """The folder of a search without trials, and the command that goes on with it."""
+def empty_search(tmp_path) -> Sweep:
+    """The folder of a search without trials."""
     pytest.importorskip("ray")
     pytest.importorskip("optuna")
     plan = plan_search(SPACE)
@@ -87,23 +76,23 @@ def begun_search(tmp_path) -> Sweep:
     return sweep
 
 
-AGAIN = ["sweep", "--search", *SPACE, "--sweep-dir", "s", "--or-resume"]
+COMMAND = ["sweep", "--search", *SPACE, "--sweep-dir", "s", "--or-resume"]
 
 
-def test_a_class_in_a_proposal_is_not_imported(begun_search, tmp_path, refused):
+def test_a_class_in_a_proposal_is_not_imported(empty_search, tmp_path, refused):
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     sys.path.insert(0, str(tmp_path))
-    begun_search.write_proposals([Proposal({"ppo.lr": 1e-3, "pooling": "evil:Max"})])
-    for arguments in (AGAIN, ["resume", "s"]):
+    empty_search.write_proposals([Proposal({"ppo.lr": 1e-3, "pooling": "evil:Max"})])
+    for arguments in (COMMAND, ["resume", "s"]):
         assert "proposals.yaml: pooling: expected one of" in refused(*arguments)
 
 
-@pytest.mark.usefixtures("begun_search")
-def test_a_dry_run_of_a_sweep_that_exists_is_one(monkeypatch):
+@pytest.mark.usefixtures("empty_search")
+def test_an_existing_sweep_has_dry_runs(monkeypatch):
     calls = []
     run = "marl_pool.training.sweep.run.run_sweep"
     monkeypatch.setattr(run, lambda *args: calls.append(args) or {})
-    assert cli.main([*AGAIN, "--dry-run"]) == 0
+    assert cli.main([*COMMAND, "--dry-run"]) == 0
     ((_, _, dry_run),) = calls
     assert dry_run is True
 
@@ -170,7 +159,7 @@ def test_a_resumed_search_continues_trials_and_knows_the_others(make_search):
 
 
 def test_a_resumed_search_proposes_what_an_uninterrupted_one_does(make_search):
-    """Beyond Optuna's ten random trials, and after a failure."""
+    """After Optuna's ten random trials, and after a failed one."""
 
     def run(search, count: int) -> list[dict]:
         failed = [trial for trial in search.trials if trial.name == "0001"]
@@ -194,14 +183,14 @@ def test_a_resumed_search_proposes_what_an_uninterrupted_one_does(make_search):
 
 
 def test_a_search_that_another_session_has_changed_is_refused(make_search):
-    search, rival = make_search(), make_search()
+    search, second_session = make_search(), make_search()
     search.validate_current()
-    trial = rival.propose({"ppo.lr": 1e-3, "pooling": "max"})
+    trial = second_session.propose({"ppo.lr": 1e-3, "pooling": "max"})
     with pytest.raises(InputError, match="expected 0 trials, .* got 1: another"):
         search.validate_current()
     search = make_search()
-    rival.end(trial, Outcome(was_worse=True))
-    with pytest.raises(InputError, match="another one has changed the search"):
+    second_session.end(trial, Outcome(was_worse=True))
+    with pytest.raises(InputError, match="another session has changed the search"):
         search.validate_current()
 
 
@@ -211,7 +200,7 @@ def test_a_trial_does_not_train_a_run_of_other_values(make_search):
     path = search.sweep.run_path(trial)
     assert begun(path, "train", trial.config) is None
     Run.create(path, trial.config).close()
-    # More steps are the same run.
+    # With more steps it is still the same run.
     assert begun(path, "train", trial.config | {"total_steps": 5}).path == path
     changed = search.plan.make(trial.name, {"ppo.lr": 2e-3, "pooling": "max"})
     with pytest.raises(InputError, match=r"0000: ppo\.lr: expected 0\.002, got 0\.001"):
@@ -257,7 +246,7 @@ def test_early_stopping_needs_a_disk_that_is_shared(make_search, monkeypatch, by
 
 
 @pytest.mark.parametrize(
-    ("others", "scores", "iteration"),
+    ("earlier_scores", "scores", "iteration"),
     [
         # Twenty rows are five percent each: comparisons after rows 2, 6 and 18.
         ([[1.0] * 20], [0.5] * 20, 2),
@@ -268,7 +257,7 @@ def test_early_stopping_needs_a_disk_that_is_shared(make_search, monkeypatch, by
         ([[3.0] + [0.0] * 19], [2.0] * 20, 2),
         ([[0.0] * 4 + [3.0] * 16], [2.0] * 20, 6),
         ([[0.0] * 16 + [3.0] * 4], [2.0] * 20, 18),
-        # The best third goes on.
+        # The best third continues.
         ([[1.0] * 20, [2.0] * 20, [4.0] * 20], [3.0] * 20, None),
         ([[1.0] * 20, [3.0] * 20, [4.0] * 20], [2.0] * 20, 2),
         # A late first row enters no early comparison.
@@ -279,13 +268,11 @@ def test_early_stopping_needs_a_disk_that_is_shared(make_search, monkeypatch, by
         ([[3.0] * 20], [math.nan] * 3 + [2.0] * 17, 4),
     ],
 )
-def test_a_trial_stops_where_it_is_worse_than_the_others(
-    make_search, others, scores, iteration
-):
+def test_a_worse_trial_is_stopped(make_search, earlier_scores, scores, iteration):
     search = make_search()
-    for other in others:
+    for trial_scores in earlier_scores:
         values = {"ppo.lr": 1e-3, "pooling": "max"}
-        scored(search, search.propose(values), *other)
+        scored(search, search.propose(values), *trial_scores)
     trial = search.propose({"ppo.lr": 2e-3, "pooling": "ada"})
     run = Run.create(search.sweep.run_path(trial), trial.config)
 
@@ -298,7 +285,7 @@ def test_a_trial_stops_where_it_is_worse_than_the_others(
         row = {"iteration": number, "env_steps": 50 * number, "return_mean": score}
         run.log(row)
         assert session.should_stop(run) == session.was_worse == (number == iteration)
-        # A trial that is resumed here decides the same.
+        # A resumed trial decides the same.
         assert early().should_stop(Run.open(run.path)) == session.was_worse
         assert not early(enabled=False).should_stop(run)
         assert early("retrun_mean").should_stop(run)
@@ -321,9 +308,8 @@ def test_the_best_command_has_the_value_itself(value):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_cluster")
-def test_a_search_runs_is_resumed_and_tells_the_best_command(capsys):
-    pytest.importorskip("ray")
+@pytest.mark.usefixtures("cluster")
+def test_a_search_runs_is_resumed_and_prints_the_best_command(capsys):
     pytest.importorskip("optuna")
     small = [
         *("env.counts=1-2-2", "env.max_steps=8", "encoder.num_layers=1"),

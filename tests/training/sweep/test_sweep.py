@@ -5,8 +5,6 @@ import itertools
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from helpers.tables import yaml_cases
+from helpers.training import run_python
 from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import check, compose, plan_grid, plan_sweep
@@ -26,7 +25,7 @@ from marl_pool.training.settings import SweepSettings, TrainConfig
 
 ray = pytest.importorskip("ray")
 
-from marl_pool.training.jobs import JOBS, differences
+from marl_pool.training.jobs import JOBS
 from marl_pool.training.sweep.estimate import (
     Throughput,
     detectable,
@@ -103,7 +102,7 @@ def test_trials_are_the_product_and_each_is_as_train_composes_it():
         assert trial.config == compose("train", [*texts, "ppo.lr=0.5", "threads=3"])
 
 
-def test_what_refers_to_a_swept_key_follows_it():
+def test_interpolations_of_swept_keys_follow_them():
     plan = plan_sweep(["encoder.num_heads=2,4", "pooling=ada", "seed=${env.max_steps}"])
     assert [t.config["pooling"]["num_heads"] for t in plan.trials] == [2, 4]
     assert plan.trials[0].config["seed"] == 128
@@ -186,20 +185,17 @@ from marl_pool.cli.main import main
 print(json.dumps([main(command) for command in {commands!r}]))
 print(json.dumps([m for m in ("ray", "scipy", "pyarrow") if m in sys.modules]))
 """
-    result = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, check=True
-    )
+    result = run_python("-c", source)
+    assert result.returncode == 0, result.stderr
     codes, loaded = result.stdout.splitlines()[-2:]
     assert json.loads(codes) == [2, 2, 0, 2, 2]
     assert json.loads(loaded) == []
 
 
-def test_a_device_that_is_not_here_is_refused_before_a_process_starts(
-    refused, monkeypatch
-):
+def test_a_missing_device_is_refused_before_ray_starts(refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     line = refused("sweep", "device=cpu,cuda", "--sweep-dir", "s")
-    assert "device: expected one of the 0 CUDA devices" in line
+    assert "device: expected cpu, since torch finds no CUDA device" in line
     assert "got cuda (trial device=cuda)" in line
     assert not ray.is_initialized()
     assert not Path("s").exists()
@@ -213,7 +209,7 @@ values = st.text(max_size=8) | st.integers() | st.booleans() | st.none()
 @given(st.lists(values | st.lists(values, max_size=2), min_size=2, max_size=20))
 def test_names_are_paths_and_as_distinct_as_the_values(given_values):
     texts = {json.dumps(value) for value in given_values}
-    # Text that reads like another value has that value's name; a grid has no such.
+    # Text that reads like another value has its name; a grid has no such text.
     plain = [v for v in given_values if not isinstance(v, str) or f'"{v}"' not in texts]
     names = {trial_name({"a.b": value}) for value in plain}
     assert len(names) == len({json.dumps(value) for value in plain})
@@ -273,21 +269,14 @@ def test_a_new_sweep_does_not_hide_a_run(refused, flags):
     assert [item.name for item in run.path.iterdir()] == ["config.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("ppo.lr=1", "ppo.lr: a resumed run takes only total_steps, time_limit, "),
-        ("sweep.concurrency=0", "sweep.concurrency: expected an integer >= 1"),
-        ("total_steps=5", "total_steps: it is swept"),
-    ],
-)
+@yaml_cases("override, message")
 def test_resume_of_a_sweep_takes_run_control_only(refused, tmp_path, override, message):
     (tmp_path / "s").mkdir()
     Sweep("s", {"total_steps": [1, 2]}, []).write()
     assert message in refused("resume", "s", override)
 
 
-# Runs that are there already
+# Existing runs
 
 
 SWEPT = ["pooling=max,avg", "env.counts=choice(1-2-0)", "seed=0,1"]
@@ -302,9 +291,8 @@ def test_finished_trials_are_not_trained_again(plan, capsys):
     sweep = Sweep("s", plan.grid, plan.overrides)
     for trial in plan.trials:
         config = trial.config | {"threads": 7, "time_limit": 5}
-        saved_run(
-            sweep.run_path(trial), config, [64, 128], return_mean=trial.values["seed"]
-        )
+        score = trial.values["seed"]
+        saved_run(sweep.run_path(trial), config, [64, 128], return_mean=score)
     sweep.write()
     written = {f: f.read_bytes() for f in Path("s").rglob("*") if f.is_file()}
     assert cli.main(["resume", "s"]) == 0
@@ -316,46 +304,21 @@ def test_finished_trials_are_not_trained_again(plan, capsys):
     assert all(file.read_bytes() == content for file, content in written.items())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"ppo": {"lr": 0.25}}, "ppo.lr: expected 0.0035, got 0.25"),
-        ({"seed": 9}, "seed: expected 0, got 9"),
-        ({"pooling": {"name": "cls"}}, "pooling.name: expected 'max', got 'cls'"),
-        ({"ppo": {"fragment_steps": 3}}, "ppo.fragment_steps: expected null, got 3"),
-    ],
-)
+@yaml_cases("change, message")
 def test_a_sweep_whose_settings_changed_is_not_resumed(refused, plan, change, message):
     sweep = Sweep("s", plan.grid, plan.overrides)
     trial = plan.trials[0]
-    config = dict(trial.config)
+    config = {"verb": "train", **trial.config}
     for key, value in change.items():
         config[key] = {**config[key], **value} if isinstance(value, dict) else value
-    saved_run(sweep.run_path(trial), config, [64])
+    Run.create(sweep.run_path(trial), config, config.pop("verb"))
     sweep.write()
     line = refused("resume", "s")
     assert message in line
     assert str(sweep.run_path(trial)) in line
 
 
-def test_a_sweep_of_another_verbs_runs_is_not_resumed(refused, plan):
-    sweep = Sweep("s", plan.grid, plan.overrides)
-    trial = plan.trials[0]
-    Run.create(sweep.run_path(trial), trial.config, "evolve")
-    sweep.write()
-    assert "expected a run of train, got one of evolve" in refused("resume", "s")
-
-
-def test_run_control_is_no_difference_between_a_trial_and_its_run(plan):
-    config = plan.trials[0].config
-    longer = {**config, "total_steps": 5, "threads": 7}
-    assert differences(config, longer, {"total_steps", "threads"}) == []
-    assert differences(config, longer, {"threads"}) == [
-        "total_steps: expected 100, got 5"
-    ]
-
-
-def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+def test_a_run_resumes_from_its_checkpoint(tmp_path):
     run = Run.create(tmp_path / "run", compose("train"))
     assert saved(TRAIN, None) == saved(TRAIN, run) == 0
     for number in range(1, 4):
@@ -367,7 +330,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
         run.policy_dir.mkdir()
     assert saved(TRAIN, run) == 20
     shutil.rmtree(run.checkpoints()[0])
-    assert saved(TRAIN, run) == 30  # somebody made room
+    assert saved(TRAIN, run) == 30  # it was deleted to free space
 
 
 # The table
@@ -394,23 +357,20 @@ def test_the_table_has_a_row_for_each_iteration_of_each_trial(sweep_with_runs):
     sweep.write_table(trials, status)
     table = read_table(sweep.table_path)
     assert len(read_table(sweep.path)) == 3
-    assert [row["trial"] for row in table] == [
-        *(trials[0].name, trials[0].name, trials[3].name)
+    columns = ["trial", "status", "pooling", "pooling.query", "iteration", "env_steps"]
+    assert list(table[0])[:6] == columns
+    assert [[row[column] for column in columns] for row in table] == [
+        [trials[0].name, "finished", "max", None, 1, 10],
+        [trials[0].name, "finished", "max", None, 2, 20],
+        [trials[3].name, "waiting", "avg", "[0,1]", 1, 10],
     ]
-    assert [row["status"] for row in table] == ["finished", "finished", "waiting"]
-    assert [row["pooling"] for row in table] == ["max", "max", "avg"]
-    assert [row["pooling.query"] for row in table] == [None, None, "[0,1]"]
-    assert [row["env_steps"] for row in table] == [10, 20, 10]
-    assert [row["iteration"] for row in table] == [1, 2, 1]
     assert [row["loss"] for row in table][:2] == [0.5, 0.5]
     assert math.isnan(table[2]["loss"])
     assert all(math.isnan(row["kl"]) for row in table)
-    columns = ["trial", "status", "pooling", "pooling.query", "iteration", "env_steps"]
-    assert list(table[0])[:6] == columns
     assert not list(sweep.path.glob(".table*"))
 
 
-def test_a_table_of_nothing_has_its_columns(tmp_path):
+def test_an_empty_table_has_its_columns(tmp_path):
     with pytest.raises(InputError, match=r"table\.csv: no such table"):
         read_table(tmp_path)
     sweep = Sweep(tmp_path, {"seed": [0]}, [])
@@ -419,7 +379,7 @@ def test_a_table_of_nothing_has_its_columns(tmp_path):
     assert sweep.table_path.read_text() == "trial,status,seed\n"
 
 
-# What the study could find
+# Smallest differences that a study can detect
 
 
 @pytest.mark.parametrize(
@@ -432,7 +392,7 @@ def test_the_smallest_difference_agrees_with_cohens_table(seeds, difference):
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_a_simulated_study_finds_it_as_often_as_it_says(seeds):
+def test_the_smallest_difference_is_found_with_80_percent_power(seeds):
     generator = torch.Generator().manual_seed(seeds)
     samples = torch.randn((2, 40_000, seeds), generator=generator, dtype=torch.float64)
     shifted = samples[1] + smallest_difference(seeds)
@@ -441,7 +401,7 @@ def test_a_simulated_study_finds_it_as_often_as_it_says(seeds):
     assert abs(significant.mean() - 0.8) < 4 * math.sqrt(0.16 / 40_000)
 
 
-def test_the_smallest_difference_is_told_in_the_returns_unit_if_that_is_known():
+def test_the_smallest_difference_is_given_in_units_of_the_return_if_known():
     smallest = smallest_difference(3)
     text = detectable({"seed": [0, 1, 2]}, 0.5)
     assert f"{smallest:.2f} standard deviations" in text
@@ -452,7 +412,7 @@ def test_the_smallest_difference_is_told_in_the_returns_unit_if_that_is_known():
         assert "differences between cells cannot be tested" in detectable(grid, 0.1)
 
 
-def test_the_size_of_the_study_is_told(plan):
+def test_the_size_of_the_study_is_printed(plan):
     steps_done = dict(zip((t.name for t in plan.trials), [0, 60, 128, 0], strict=True))
     assert size_of(plan.grid, plan.trials, steps_done, TRAIN).splitlines() == [
         "4 runs: pooling (2) x env.counts (1) x seed (2)",
@@ -472,29 +432,26 @@ def test_time_is_estimated_from_whole_iterations_and_whole_runs():
     assert duration_of([], 0, 1) == "nothing to do"
 
 
-def test_a_trial_takes_what_its_processes_take():
-    config = TrainConfig.from_plain(compose("train", ["resources.num_env_runners=2"]))
-    settings = SweepSettings(cpus_per_trial=3, gpus_per_trial=0.5)
-    main, *runners = bundles(config, settings)
-    assert main == {"CPU": 3.0, "GPU": 0.5}
-    assert runners == [{"CPU": 1.0, "GPU": 0.0}] * 2
+REMOTE = "resources.num_learners=1 resources.num_env_runners=1"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "gpus_per_trial", "gpus"),
+    ("overrides", "gpus", "expected"),
     [
-        ("device=cuda", 0, 1),
-        ("device=cuda", 0.25, 0.25),
-        ("device=cuda resources.num_gpus_per_learner=0.5", 0, 0.5),
-        ("device=cuda resources.num_learners=1", 0, 1),
-        ("device=cuda resources.num_learners=1 resources.num_env_runners=1", 0, 0),
-        ("", 0, 0),
+        ("resources.num_env_runners=2", 0.5, [(3, 0.5), (1, 0), (1, 0)]),
+        ("device=cuda", 0, [(3, 1)]),
+        ("device=cuda", 0.25, [(3, 0.25)]),
+        ("device=cuda resources.num_gpus_per_learner=0.5", 0, [(3, 0.5)]),
+        ("device=cuda resources.num_learners=1", 0, [(3, 1), (1, 0)]),
+        (f"device=cuda {REMOTE}", 0, [(3, 0), (1, 0), (1, 0)]),
+        ("", 0, [(3, 0)]),
     ],
 )
-def test_a_trial_on_a_gpu_asks_for_one(overrides, gpus_per_trial, gpus):
+def test_a_trial_takes_what_its_processes_take(overrides, gpus, expected):
     config = TrainConfig.from_plain(compose("train", overrides.split()))
-    main, *_ = bundles(config, SweepSettings(gpus_per_trial=gpus_per_trial))
-    assert main["GPU"] == gpus
+    settings = SweepSettings(cpus_per_trial=3, gpus_per_trial=gpus)
+    places = [(place["CPU"], place["GPU"]) for place in bundles(config, settings)]
+    assert places == expected
 
 
 # The table of trials
@@ -526,25 +483,24 @@ def test_the_table_shows_changes_and_the_remaining_time():
 
 
 def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
-    """As on another machine, whose disk this one does not share."""
+    """As for a trial on another machine without a shared disk."""
     sweep = Sweep("s", plan.grid, plan.overrides)
-    elsewhere, local = plan.trials[:2]
+    remote, local = plan.trials[:2]
     totals = {trial.name: 100 for trial in plan.trials}
     table = TrialTable(totals, dict.fromkeys(totals, 0), stream=io.StringIO())
     scheduler = Scheduler(sweep, plan.settings, table, None, lambda *_: None)
     saved_run(sweep.run_path(local), local.config, [64, 128])
-    begun = plan.trials[2]
-    saved_run(sweep.run_path(begun), begun.config, [64])
-    for trial in (elsewhere, local, begun):
+    unfinished = plan.trials[2]
+    saved_run(sweep.run_path(unfinished), unfinished.config, [64])
+    for trial in (remote, local, unfinished):
         scheduler.end(trial, Outcome(saved=128))
-    assert table.rows[elsewhere.name].state == TrialState.FAILED
-    assert "its folder is not on this machine" in table.rows[elsewhere.name].note
-    assert table.rows[begun.name].state == TrialState.FAILED
-    assert "its folder is not on this machine" in table.rows[begun.name].note
+    for trial in (remote, unfinished):
+        assert table.rows[trial.name].state == TrialState.FAILED
+        assert "its folder is not on this machine" in table.rows[trial.name].note
     assert table.rows[local.name].state == TrialState.FINISHED
 
 
-def test_damaged_trials_are_told_when_a_sweep_goes_on(plan, capsys):
+def test_damaged_trials_are_named_when_a_sweep_is_resumed(plan, capsys):
     sweep = Sweep("s", plan.grid, plan.overrides)
     first, second = plan.trials[:2]
     for trial in (first, second):

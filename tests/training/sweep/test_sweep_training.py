@@ -5,19 +5,19 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ray")
 
-from helpers.training import PATIENCE
+from helpers.training import PATIENCE, start_python, wait_for_rows
 from marl_pool.cli.main import main
 from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import read_table
+from marl_pool.training.cluster import quiet, ray_session
 
 # Its commands start ray themselves.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
@@ -43,32 +43,21 @@ class Fails(Pooling):
 """
 
 
+@pytest.fixture
+def one_ray() -> Iterator[None]:
+    """One ray for all commands of this process; they join one that is running."""
+    with quiet(), ray_session(None, num_cpus=2):
+        yield
+
+
 def start(folder: Path, *arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "marl_pool", *arguments],
-        cwd=folder,
-        env={**os.environ, MARK: str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def wait_until(true: Callable[[], object], process: subprocess.Popen) -> None:
-    for _ in range(3000):
-        if true():
-            return
-        if process.poll() is not None:
-            break
-        time.sleep(0.1)
-    process.kill()
-    output, _ = process.communicate()
-    pytest.fail(f"it did not happen: {output}")
+    options = {"cwd": folder, "env": {**os.environ, MARK: str(folder)}}
+    options |= {"stderr": subprocess.STDOUT, "start_new_session": True}
+    return start_python("-m", "marl_pool", *arguments, **options)
 
 
 def left_over(folder: Path) -> dict[int, str]:
-    """Processes that a command in ``folder`` started and that still run, by id."""
+    """Return the ids of processes started by a command in ``folder`` that still run."""
     mark, processes = f"{MARK}={folder}".encode(), {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -101,18 +90,18 @@ def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
     bad = tmp_path / "s" / "trials" / "pooling=own_heads:Fails,seed=5"
 
     first = start(tmp_path, "sweep", *swept, *SMALL, *flags, "total_steps=10_000_000")
-    wait_until(lambda: len(iterations(good)) > 4, first)
+    wait_for_rows(good, first, 5)
     first.send_signal(signal.SIGKILL)
     first.communicate()
     without_orphans(tmp_path)
     saved = Run.open(good).latest_checkpoint()
     assert saved is not None
 
-    # Nothing but the interval between two checkpoints is lost.
+    # Only the steps since the last checkpoint are lost.
     reached = max(iterations(good))
     allowed = ["--plugin", "own_heads:Fails"]
     second = start(tmp_path, "resume", "s", *allowed)
-    wait_until(lambda: max(iterations(good)) > reached + 2, second)
+    wait_for_rows(good, second, reached + 3)
     os.killpg(second.pid, signal.SIGINT)  # as a terminal does
     output, _ = second.communicate(timeout=PATIENCE)
     assert second.returncode == 130, output
@@ -136,9 +125,8 @@ def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
     assert iterations(good) == list(range(1, iteration + 3))
     table = read_table(tmp_path / "s" / "table.csv")
     assert [row["iteration"] for row in table] == list(range(1, iteration + 3))
-    assert {(row["status"], row["pooling"], row["seed"]) for row in table} == {
-        ("finished", "max", 5)
-    }
+    trials = {(row["status"], row["pooling"], row["seed"]) for row in table}
+    assert trials == {("finished", "max", 5)}
     assert not (tmp_path / "s" / ".stop").exists()
 
 
@@ -148,7 +136,7 @@ def test_a_trial_whose_process_dies_is_resumed_twice(tmp_path):
     sweep = start(tmp_path, "sweep", *flags, *SMALL)
     for _ in range(3):
         reached = max(iterations(run), default=0)
-        wait_until(lambda r=reached: max(iterations(run), default=0) > r + 3, sweep)
+        wait_for_rows(run, sweep, reached + 4)
         (trial,) = (
             number
             for number, title in left_over(tmp_path).items()
@@ -163,6 +151,7 @@ def test_a_trial_whose_process_dies_is_resumed_twice(tmp_path):
     without_orphans(tmp_path)
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_an_interrupted_search_ends_as_an_uninterrupted_one(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
@@ -186,12 +175,12 @@ def test_an_interrupted_search_ends_as_an_uninterrupted_one(tmp_path, monkeypatc
     assert main(command("whole")) == 0
     # Slurm's warning stops the first trial with its checkpoint, and the search goes on
     # from the storage alone.
-    part = start(tmp_path, *command("part"))
+    process = start(tmp_path, *command("part"))
     first = tmp_path / "part" / "s" / "trials" / "0000"
-    wait_until(lambda: len(iterations(first)) > 2, part)
-    part.send_signal(signal.SIGUSR1)
-    output, _ = part.communicate(timeout=PATIENCE)
-    assert part.returncode == 128 + signal.SIGUSR1, output
+    wait_for_rows(first, process, 3)
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGUSR1, output
     assert "stopped; resume with: marl-pool resume" in output
     assert "Traceback" not in output
     assert Run.open(first).iterations_saved == max(iterations(first))
@@ -201,31 +190,27 @@ def test_an_interrupted_search_ends_as_an_uninterrupted_one(tmp_path, monkeypatc
     assert result("part") == result("whole")
 
 
-def test_a_search_ends_for_a_wrong_metric_and_not_for_trials_that_fail(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_wrong_metric_ends_a_search_and_failed_trials_do_not(elsewhere, capsys):
     pytest.importorskip("optuna")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     source = HEADS.replace("if len(x) > 2:", "if len(x) > 2 and Path('fail').exists():")
-    (tmp_path / "search_heads.py").write_text(f"from pathlib import Path\n{source}")
+    Path("search_heads.py").write_text(f"from pathlib import Path\n{source}")
     head, wrong = "search_heads:Fails", "sweep.metric=retrun_mean"
     command = ["sweep", "--search", "ppo.lr=uniform(1e-4,1e-2)", f"pooling={head}"]
     command += [*SMALL, "--trials", "2", "--concurrency", "1"]
     assert main([*command, "total_steps=1e7", "--sweep-dir", "s", wrong]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    for part in (
+    for text in (
         "marl-pool: unknown sweep.metric 'retrun_mean'",
         "episodes, ",
         "_mean",
     ):
-        assert part in line
+        assert text in line
     assert os.listdir("s/trials") == ["0000"]
     assert {row["status"] for row in read_table("s")} == {"stopped"}
     assert Run.open("s/trials/0000").iterations_saved == 1
 
     # Trials without a score are no reason to stop.
-    (tmp_path / "fail").touch()
+    Path("fail").touch()
     right = ["total_steps=64", "sweep.metric=return_mean", "--plugin", head]
     assert main(["resume", "s", *right]) == 1
     error = capsys.readouterr().err
@@ -233,11 +218,8 @@ def test_a_search_ends_for_a_wrong_metric_and_not_for_trials_that_fail(
         assert re.search(f"marl-pool: {name} failed: .*no such sum", error)
 
 
-def test_trials_are_ordinary_runs_and_a_dry_run_leaves_nothing(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+@pytest.mark.usefixtures("one_ray")
+def test_trials_are_ordinary_runs_and_a_dry_run_leaves_nothing(elsewhere, capsys):
     home = Path("~/ray_results").expanduser()
     before = set(home.iterdir()) if home.is_dir() else None
     command = ["sweep", "seed=0,1", *SMALL, "total_steps=64"]
@@ -249,7 +231,7 @@ def test_trials_are_ordinary_runs_and_a_dry_run_leaves_nothing(
     assert "in the return (two-sided t test" in preview
     assert re.search(r"about \d+ \w+ with", preview)
     assert preview.splitlines()[-1].split() == ["0", "steps", "seed=1"]
-    assert not list(tmp_path.iterdir())
+    assert not list(elsewhere.iterdir())
 
     assert main([*command, "--sweep-dir", "s"]) == 0
     out, err = capsys.readouterr()
@@ -257,9 +239,8 @@ def test_trials_are_ordinary_runs_and_a_dry_run_leaves_nothing(
     for later in ("ls s", "evaluate s/trials/*", "report s/trials/*"):
         assert f" marl-pool {later}\n" in err
     table = read_table("s")
-    assert [(row["seed"], row["env_steps"]) for row in table] == [
-        *((0, 32), (0, 64), (1, 32), (1, 64))
-    ]
+    steps = [(row["seed"], row["env_steps"]) for row in table]
+    assert steps == [(0, 32), (0, 64), (1, 32), (1, 64)]
     trial = "s/trials/seed=1"
     arguments = ["train", *command[2:], "seed=1", "threads=1", "--run-dir", "one"]
     assert main(arguments) == 0

@@ -1,41 +1,44 @@
-// Attention of the tokens to each other, for one head and one block of rows.
+// Self-attention of the tokens, for one head and one block of rows.
 //
-// Queries are in units of ln 2 and scaled, so the weights are 2^(q k). Four ways:
+// Queries arrive scaled and multiplied by log2 e ("in units of ln 2"), so the weights of
+// the softmax are 2^(q k). There are four algorithms:
 //
-// - Heads of width one, by moments. With e^z ≈ Σ_p c_p z^p for |z| <= R,
-//       Σ_j e^{q k_j} v_j = Σ_p c_p q^p Σ_j k_j^p v_j,
+// - Heads of width one, by moments. With 2^z ≈ Σ_p c_p z^p for |z| <= R / ln 2,
+//       Σ_j 2^(q k_j) v_j ≈ Σ_p c_p q^p Σ_j k_j^p v_j,
 //   so N² exponentials become 2 N P products. Keys are centered on the middle of their
-//   range: then the largest term is at least 1 and nothing cancels.
-// - Heads of width one, pair by pair, where R is too large.
+//   range, so that the largest weight is at least 1 and the sum does not cancel.
+// - Heads of width one, pair by pair, where the scores may be too large for that.
 // - Heads of width two to four, pair by pair.
-// - Wider heads, by a matrix of scores.
+// - Wider heads, from a matrix of scores.
 //
-// An absent token (padding) has the weight zero. A row without tokens gives zero.
+// An absent token (padding) has a weight of zero. The result of a row without tokens is
+// zero.
 #pragma once
 
 #include "linear.hpp"
 
 namespace marl_pool {
 
-// What one head of width one reads and keeps, a vector for each token.
+// Buffers of a head of width one, each a vector per token.
 template <class Real> struct NarrowHead {
   Vector<Real> *query, *key, *value, *out;
-  // Kept for the gradient: the largest score, 1 / Σ weights, the slope d out / d query
-  // and the mean of the centered values.
+  // For the backward pass: the peak subtracted from the scores, 1 / Σ weights,
+  // d out / d query, and the weighted mean of the centered values.
   Vector<Real> *peak, *inverse, *slope, *mean;
 };
 
 template <class Real> struct WideHead {
   View<Real> query, key, value, out;
-  Vector<Real> *peak, *inverse;  // kept for the gradient, for each query
+  Vector<Real> *peak, *inverse;  // for the backward pass, per query
 };
 
 template <class Real> struct KeyRange {
   Vector<Real> low, high, mean_value;
 };
 
-// 1 / total, or 0 for an empty row.
-template <class Real, bool Padded> INLINE Vector<Real> inverse_of(Vector<Real> total) {
+// 1 / total, or 0 for a row without tokens.
+template <class Real, bool Padded>
+INLINE Vector<Real> safe_reciprocal(Vector<Real> total) {
   if constexpr (!Padded) return reciprocal<Real>(total);
   const Vector<Real> inverse = reciprocal<Real>(larger(splat<Real>(kTiny<Real>), total));
   return total < kTiny<Real> ? Vector<Real>{} : inverse;
@@ -54,7 +57,8 @@ INLINE void extend(Vector<Real> &low, Vector<Real> &high, Vector<Real> x,
   }
 }
 
-// Center the keys on the middle of their range and the values on their mean, in place.
+// Center the keys on the middle of their range and the values on their mean, in place;
+// those of absent tokens become 0.
 template <class Real, bool Padded>
 INLINE KeyRange<Real> center(NarrowHead<Real> head, const Vector<Real> *present,
                              int tokens) {
@@ -69,13 +73,13 @@ INLINE KeyRange<Real> center(NarrowHead<Real> head, const Vector<Real> *present,
       sum += head.value[j];
     }
   }
-  V share = splat<Real>(Real(1) / tokens);
+  V inv_count = splat<Real>(Real(1) / tokens);
   if constexpr (Padded) {
     low = count > 0 ? low : V{};
     high = count > 0 ? high : V{};
-    share = 1 / larger(count, splat<Real>(1));
+    inv_count = 1 / larger(count, splat<Real>(1));
   }
-  const V mean = sum * share;
+  const V mean = sum * inv_count;
   const V middle = (low + high) * Real(0.5);
   for (int j = 0; j < tokens; j++) {
     head.key[j] -= middle;
@@ -94,10 +98,10 @@ template <class Real, bool Padded, bool Train>
 void pairs_forward(NarrowHead<Real> head, KeyRange<Real> range,
                    const Vector<Real> *present, int tokens) {
   using V = Vector<Real>;
-  split<2>(0, tokens, [&](int i, auto width) {
+  for_tiles<2>(0, tokens, [&](int i, auto width) {
     constexpr int T = width;
-    V query[T], peak[T], total[T] = {}, with_value[T] = {}, with_key[T] = {},
-                                  with_both[T] = {};
+    V query[T], peak[T], total[T] = {}, sum_value[T] = {}, sum_key[T] = {},
+                                  sum_key_value[T] = {};
     for (int t = 0; t < T; t++) {
       query[t] = head.query[i + t];
       peak[t] = larger(query[t] * range.low, query[t] * range.high);
@@ -108,42 +112,44 @@ void pairs_forward(NarrowHead<Real> head, KeyRange<Real> range,
         V weight = exp2<Real>(query[t] * key - peak[t]);
         if constexpr (Padded) weight *= present[j];
         total[t] += weight;
-        with_value[t] += weight * value;
+        sum_value[t] += weight * value;
         if constexpr (Train) {
-          with_key[t] += weight * key;
-          with_both[t] += weight * (key * value);
+          sum_key[t] += weight * key;
+          sum_key_value[t] += weight * (key * value);
         }
       }
     }
     for (int t = 0; t < T; t++) {
-      const V inverse = inverse_of<Real, Padded>(total[t]);
-      const V mean = with_value[t] * inverse;
+      const V inverse = safe_reciprocal<Real, Padded>(total[t]);
+      const V mean = sum_value[t] * inverse;
       head.out[i + t] = mean + range.mean_value;
       if constexpr (Train) {
         head.peak[i + t] = peak[t];
         head.inverse[i + t] = inverse;
         head.mean[i + t] = mean;
         head.slope[i + t] =
-            (with_both[t] - with_key[t] * mean) * inverse * ln_2<Real>;
+            (sum_key_value[t] - sum_key[t] * mean) * inverse * ln_2<Real>;
       }
     }
   });
 }
 
-// Gradients by query, key and value, given that of `out`; `scratch` is 3 x tokens.
+// Gradients w.r.t. query, key and value, given that w.r.t. `out`; `scratch` is
+// 3 x tokens.
 template <class Real, bool Padded>
 void pairs_backward(NarrowHead<Real> head, const Vector<Real> *present,
                     const Vector<Real> *gradient, NarrowHead<Real> result, int tokens,
                     Vector<Real> *scratch) {
   using V = Vector<Real>;
-  V *plain = scratch, *by_query = scratch + tokens, *by_mean = scratch + 2 * tokens;
+  V *scaled = scratch, *scaled_query = scratch + tokens;
+  V *scaled_mean = scratch + 2 * tokens;
   for (int i = 0; i < tokens; i++) {
     result.query[i] = gradient[i] * head.slope[i];
-    plain[i] = gradient[i] * head.inverse[i];
-    by_query[i] = plain[i] * head.query[i] * ln_2<Real>;
-    by_mean[i] = by_query[i] * head.mean[i];
+    scaled[i] = gradient[i] * head.inverse[i];
+    scaled_query[i] = scaled[i] * head.query[i] * ln_2<Real>;
+    scaled_mean[i] = scaled_query[i] * head.mean[i];
   }
-  split<2>(0, tokens, [&](int j, auto width) {
+  for_tiles<2>(0, tokens, [&](int j, auto width) {
     constexpr int T = width;
     V key[T], sum[T] = {}, sum_query[T] = {}, sum_mean[T] = {};
     for (int t = 0; t < T; t++) key[t] = head.key[j + t];
@@ -151,24 +157,24 @@ void pairs_backward(NarrowHead<Real> head, const Vector<Real> *present,
       const V query = head.query[i], peak = head.peak[i];
       for (int t = 0; t < T; t++) {
         const V weight = exp2<Real>(query * key[t] - peak);
-        sum[t] += weight * plain[i];
-        sum_query[t] += weight * by_query[i];
-        sum_mean[t] += weight * by_mean[i];
+        sum[t] += weight * scaled[i];
+        sum_query[t] += weight * scaled_query[i];
+        sum_mean[t] += weight * scaled_mean[i];
       }
     }
     for (int t = 0; t < T; t++) {
-      V for_key = head.value[j + t] * sum_query[t] - sum_mean[t], for_value = sum[t];
+      V d_key = head.value[j + t] * sum_query[t] - sum_mean[t], d_value = sum[t];
       if constexpr (Padded) {
-        for_key *= present[j + t];
-        for_value *= present[j + t];
+        d_key *= present[j + t];
+        d_value *= present[j + t];
       }
-      result.key[j + t] = for_key;
-      result.value[j + t] = for_value;
+      result.key[j + t] = d_key;
+      result.value[j + t] = d_value;
     }
   });
 }
 
-// ---- by moments; Series is an ExponentialSeries
+// ---- by moments; Series is an ExponentialSeries (polynomials.hpp)
 
 template <class Real, class Series, bool Padded, bool Train>
 void moments_forward(NarrowHead<Real> head, KeyRange<Real> range,
@@ -177,33 +183,33 @@ void moments_forward(NarrowHead<Real> head, KeyRange<Real> range,
   constexpr int P = Series::degree;
   constexpr auto &c = Series::coefficients;
   // Σ_j k_j^p and Σ_j k_j^p v_j.
-  V moment[P + 1] = {}, with_value[P + 1] = {};
+  V moment[P + 1] = {}, value_moment[P + 1] = {};
   for (int j = 0; j < tokens; j++) {
     const V key = head.key[j], value = head.value[j];
     V power = Padded ? present[j] : splat<Real>(1);
     UNROLL for (int p = 0; p <= P; p++) {
       moment[p] += power;
-      with_value[p] += power * value;
+      value_moment[p] += power * value;
       power *= key;
     }
   }
   UNROLL for (int p = 0; p <= P; p++) {
     moment[p] *= c[p];
-    with_value[p] *= c[p];
+    value_moment[p] *= c[p];
   }
-  // Both series at each query, and with Train their derivatives, by Horner's rule.
+  // Horner's rule for both polynomials, and with Train for their derivatives.
   for (int i = 0; i < tokens; i++) {
     const V q = head.query[i];
-    V total = moment[P], sum = with_value[P], d_total{}, d_sum{};
+    V total = moment[P], sum = value_moment[P], d_total{}, d_sum{};
     UNROLL for (int p = P - 1; p >= 0; p--) {
       if constexpr (Train) {
         d_total = d_total * q + total;
         d_sum = d_sum * q + sum;
       }
       total = total * q + moment[p];
-      sum = sum * q + with_value[p];
+      sum = sum * q + value_moment[p];
     }
-    const V inverse = inverse_of<Real, Padded>(total), mean = sum * inverse;
+    const V inverse = safe_reciprocal<Real, Padded>(total), mean = sum * inverse;
     head.out[i] = mean + range.mean_value;
     if constexpr (Train) {
       head.inverse[i] = inverse;
@@ -220,43 +226,43 @@ void moments_backward(NarrowHead<Real> head, const Vector<Real> *present,
   using V = Vector<Real>;
   constexpr int P = Series::degree;
   constexpr auto &c = Series::coefficients;
-  // Σ_i g_i / total_i q_i^p, and the same times the mean value of query i.
-  V plain[P + 1] = {}, by_mean[P + 1] = {};
+  // Σ_i g_i / total_i q_i^p, and the same with each term times mean_i.
+  V moment[P + 1] = {}, mean_moment[P + 1] = {};
   for (int i = 0; i < tokens; i++) {
     const V q = head.query[i], mean = head.mean[i];
     result.query[i] = gradient[i] * head.slope[i];
     V power = gradient[i] * head.inverse[i];
     UNROLL for (int p = 0; p <= P; p++) {
-      plain[p] += power;
-      by_mean[p] += power * mean;
+      moment[p] += power;
+      mean_moment[p] += power * mean;
       power *= q;
     }
   }
   UNROLL for (int p = 0; p <= P; p++) {
-    plain[p] *= c[p];
-    by_mean[p] *= c[p];
+    moment[p] *= c[p];
+    mean_moment[p] *= c[p];
   }
   for (int j = 0; j < tokens; j++) {
     const V key = head.key[j];
-    V sum = plain[P], d_sum{}, d_mean{}, mean = by_mean[P];
+    V sum = moment[P], d_sum{}, d_mean{}, mean = mean_moment[P];
     UNROLL for (int p = P - 1; p >= 0; p--) {
       d_sum = d_sum * key + sum;
       d_mean = d_mean * key + mean;
-      sum = sum * key + plain[p];
-      mean = mean * key + by_mean[p];
+      sum = sum * key + moment[p];
+      mean = mean * key + mean_moment[p];
     }
-    V for_key = head.value[j] * d_sum - d_mean, for_value = sum;
+    V d_key = head.value[j] * d_sum - d_mean, d_value = sum;
     if constexpr (Padded) {
-      for_key *= present[j];
-      for_value *= present[j];
+      d_key *= present[j];
+      d_value *= present[j];
     }
-    result.key[j] = for_key;
-    result.value[j] = for_value;
+    result.key[j] = d_key;
+    result.value[j] = d_value;
   }
 }
 
-// Call f(series) with the series for a bound of the scores; false if it is too large.
-template <class Real, class F> INLINE bool with_series(int bound, F &&f) {
+// Call f(series) with the series that covers a bound of `score_bounds`; false for 0.
+template <class Real, class F> INLINE bool dispatch_series(int bound, F &&f) {
   if (bound == 1) return f(ExponentialSeries<Real, 1>{}), true;
   if (bound == 2) return f(ExponentialSeries<Real, 2>{}), true;
   if (bound == 4) return f(ExponentialSeries<Real, 4>{}), true;
@@ -266,18 +272,18 @@ template <class Real, class F> INLINE bool with_series(int bound, F &&f) {
 
 // ---- heads of width two to four, pair by pair
 
-// Queries at a time, whose numbers fit in the registers.
-constexpr int kPairQueries = kTokens / 2;
+// Queries of a register tile, whose sums stay in registers.
+constexpr int kPairQueries = kTileTokens / 2;
 
-// Scores that may be further apart than this, in units of ln 2, need their exact maximum:
-// beside the bound all weights could vanish.
-template <class Real> constexpr Real kFarApart = Real(60);
+// If a query's scores may spread over more than this, in units of ln 2, their exact
+// maximum is needed: relative to the bound from the box, all weights could underflow.
+template <class Real> constexpr Real kMaxSpread = Real(60);
 
 template <class Real, int Width> struct KeyBox {
   Vector<Real> low[Width], high[Width];
 };
 
-// The smallest and the largest number of the present keys, 0 for an empty row.
+// The bounding box of the present keys; 0 for a row without tokens.
 template <class Real, int Width, bool Padded>
 INLINE KeyBox<Real, Width> key_box(View<Real> key, const Vector<Real> *present,
                                    int tokens) {
@@ -300,24 +306,24 @@ INLINE Vector<Real> dot(const Vector<Real> (&a)[Width], View<Real> b, int n,
   return sum;
 }
 
-// An upper bound of a query's scores: from the box of the keys where that is close enough
-// for the weights not to vanish, else the largest score.
+// An upper bound of a query's scores: from the box of the keys where that is tight enough
+// for the weights not to underflow, otherwise their maximum.
 template <class Real, int Width, bool Padded>
-INLINE Vector<Real> peak_of(const Vector<Real> (&query)[Width],
+INLINE Vector<Real> score_peak(const Vector<Real> (&query)[Width],
                             const KeyBox<Real, Width> &box, View<Real> key,
                             const Vector<Real> *present, int tokens) {
   using V = Vector<Real>;
-  V bound{}, apart{};
+  V bound{}, spread{};
   UNROLL for (int d = 0; d < Width; d++) {
     const V low = query[d] * box.low[d], high = query[d] * box.high[d];
     bound += larger(low, high);
-    apart += magnitude<Real>(high - low);
+    spread += magnitude<Real>(high - low);
   }
-  const Bits<Real> far = !(apart <= kFarApart<Real>);  // also if NaN
-  bool any = false;
-  for (int lane = 0; lane < lanes<Real>; lane++) any |= far[lane] != 0;
-  if (!any) return bound;
-  // A row's peak must not depend on the other rows, so the others keep their bound.
+  const Bits<Real> far = !(spread <= kMaxSpread<Real>);  // also if NaN
+  bool any_far = false;
+  for (int lane = 0; lane < lanes<Real>; lane++) any_far |= far[lane] != 0;
+  if (!any_far) return bound;
+  // The other lanes keep their bound, so that a row's peak does not depend on other rows.
   V largest = splat<Real>(-kHuge<Real>);
   for (int j = 0; j < tokens; j++) {
     V score = dot<Real, Width>(query, key, j, V{});
@@ -331,17 +337,17 @@ template <class Real, int Width, bool Padded, bool Train>
 void small_forward(WideHead<Real> head, const Vector<Real> *present, int tokens) {
   using V = Vector<Real>;
   const auto box = key_box<Real, Width, Padded>(head.key, present, tokens);
-  split<kPairQueries>(0, tokens, [&](int i, auto queries) {
+  for_tiles<kPairQueries>(0, tokens, [&](int i, auto queries) {
     constexpr int T = queries;
     V query[T][Width], peak[T], total[T] = {}, sum[T][Width] = {};
     UNROLL for (int t = 0; t < T; t++) {
       UNROLL for (int d = 0; d < Width; d++) query[t][d] = head.query(i + t, d);
-      peak[t] = peak_of<Real, Width, Padded>(query[t], box, head.key, present, tokens);
+      peak[t] = score_peak<Real, Width, Padded>(query[t], box, head.key, present, tokens);
     }
     for (int j = 0; j < tokens; j++) {
       UNROLL for (int t = 0; t < T; t++) {
         V score = dot<Real, Width>(query[t], head.key, j, -peak[t]);
-        // Scores of absent tokens may be above the peak.
+        // Scores of absent tokens may exceed the peak, but exp2 expects none above 0.
         if constexpr (Padded) score = smaller(V{}, score);
         V weight = exp2<Real>(score);
         if constexpr (Padded) weight *= present[j];
@@ -350,7 +356,7 @@ void small_forward(WideHead<Real> head, const Vector<Real> *present, int tokens)
       }
     }
     UNROLL for (int t = 0; t < T; t++) {
-      const V inverse = inverse_of<Real, Padded>(total[t]);
+      const V inverse = safe_reciprocal<Real, Padded>(total[t]);
       UNROLL for (int d = 0; d < Width; d++) head.out(i + t, d) = sum[t][d] * inverse;
       if constexpr (Train) {
         head.peak[i + t] = peak[t];
@@ -360,58 +366,59 @@ void small_forward(WideHead<Real> head, const Vector<Real> *present, int tokens)
   });
 }
 
-// Gradients by query, key and value, given that of `out`.
+// Gradients w.r.t. query, key and value, given that w.r.t. `out`. With weights w and
+// δ = d_out · out, d_score = w (d_out · value - δ).
 template <class Real, int Width, bool Padded>
 void small_backward(WideHead<Real> head, const Vector<Real> *present,
                     View<Real> gradient, WideHead<Real> result, int tokens) {
   using V = Vector<Real>;
   for (int j = 0; j < tokens; j++)
     UNROLL for (int d = 0; d < Width; d++) result.key(j, d) = result.value(j, d) = V{};
-  split<kPairQueries>(0, tokens, [&](int i, auto queries) {
+  for_tiles<kPairQueries>(0, tokens, [&](int i, auto queries) {
     constexpr int T = queries;
-    // Both gradient and query with the factors that all pairs have.
-    V query[T][Width], by_out[T][Width], for_query[T][Width] = {}, along[T] = {}, peak[T];
+    // The weights are not normalized; d_out is divided by their sum instead.
+    V query[T][Width], d_out[T][Width], d_query[T][Width] = {}, delta[T] = {}, peak[T];
     UNROLL for (int t = 0; t < T; t++) {
       UNROLL for (int d = 0; d < Width; d++) {
         query[t][d] = head.query(i + t, d);
-        by_out[t][d] = gradient(i + t, d) * head.inverse[i + t];
-        along[t] += by_out[t][d] * head.out(i + t, d);
+        d_out[t][d] = gradient(i + t, d) * head.inverse[i + t];
+        delta[t] += d_out[t][d] * head.out(i + t, d);
       }
       peak[t] = head.peak[i + t];
     }
     for (int j = 0; j < tokens; j++) {
-      V for_key[Width], for_value[Width];
+      V d_key[Width], d_value[Width];
       UNROLL for (int d = 0; d < Width; d++) {
-        for_key[d] = result.key(j, d);
-        for_value[d] = result.value(j, d);
+        d_key[d] = result.key(j, d);
+        d_value[d] = result.value(j, d);
       }
       UNROLL for (int t = 0; t < T; t++) {
         V score = dot<Real, Width>(query[t], head.key, j, -peak[t]);
         if constexpr (Padded) score = smaller(V{}, score);
         V weight = exp2<Real>(score);
         if constexpr (Padded) weight *= present[j];
-        const V slope = weight * dot<Real, Width>(by_out[t], head.value, j, -along[t]);
+        const V d_score = weight * dot<Real, Width>(d_out[t], head.value, j, -delta[t]);
         UNROLL for (int d = 0; d < Width; d++) {
-          for_query[t][d] += slope * head.key(j, d);
-          for_key[d] += slope * query[t][d];
-          for_value[d] += weight * by_out[t][d];
+          d_query[t][d] += d_score * head.key(j, d);
+          d_key[d] += d_score * query[t][d];
+          d_value[d] += weight * d_out[t][d];
         }
       }
       UNROLL for (int d = 0; d < Width; d++) {
-        result.key(j, d) = for_key[d];
-        result.value(j, d) = for_value[d];
+        result.key(j, d) = d_key[d];
+        result.value(j, d) = d_value[d];
       }
     }
     UNROLL for (int t = 0; t < T; t++)
       UNROLL for (int d = 0; d < Width; d++)
-        result.query(i + t, d) = for_query[t][d] * ln_2<Real>;
+        result.query(i + t, d) = d_query[t][d] * ln_2<Real>;
   });
   for (int j = 0; j < tokens; j++)
     UNROLL for (int d = 0; d < Width; d++) result.key(j, d) *= ln_2<Real>;
 }
 
-// Call f(width) with the width of a head as a constant; false if it has no code.
-template <class F> INLINE bool with_width(int width, F &&f) {
+// Call f(width) with a head's width as a compile-time constant; false if it is wider.
+template <class F> INLINE bool dispatch_width(int width, F &&f) {
   if (width == 2) return f(std::integral_constant<int, 2>{}), true;
   if (width == 3) return f(std::integral_constant<int, 3>{}), true;
   if (width == 4) return f(std::integral_constant<int, 4>{}), true;
@@ -421,10 +428,10 @@ template <class F> INLINE bool with_width(int width, F &&f) {
 // ---- heads of any width
 
 template <class Real> struct SoftmaxScale {
-  Vector<Real> peak, inverse;  // the largest score and 1 / Σ weights
+  Vector<Real> peak, inverse;  // the largest score, and 1 / Σ weights
 };
 
-// Replace scores, in units of ln 2, by their softmax; by zeros for an empty row.
+// Replace scores, in units of ln 2, by their softmax; by zeros in a row without tokens.
 template <class Real, bool Padded>
 INLINE SoftmaxScale<Real> softmax(Vector<Real> *score, const Vector<Real> *present,
                                   int tokens) {
@@ -440,18 +447,18 @@ INLINE SoftmaxScale<Real> softmax(Vector<Real> *score, const Vector<Real> *prese
     if constexpr (Padded) score[n] *= present[n];
     total += score[n];
   }
-  const V inverse = inverse_of<Real, Padded>(total);
+  const V inverse = safe_reciprocal<Real, Padded>(total);
   for (int n = 0; n < tokens; n++) score[n] *= inverse;
   return {peak, inverse};
 }
 
-// `scratch` is kTokens x tokens.
+// `scratch` is kTileTokens x tokens.
 template <class Real, bool Padded, bool Train>
 void wide_forward(WideHead<Real> head, const Vector<Real> *present, int tokens,
                   int width, Vector<Real> *scratch) {
   const View<Real> keys = head.key.transposed();
-  for (int i = 0; i < tokens; i += kTokens) {
-    const int rows = tokens - i < kTokens ? tokens - i : kTokens;
+  for (int i = 0; i < tokens; i += kTileTokens) {
+    const int rows = tokens - i < kTileTokens ? tokens - i : kTileTokens;
     const View<Real> scores{scratch, tokens, 1};
     block_product(head.query.from_token(i), keys, scores, rows, width, tokens);
     for (int r = 0; r < rows; r++) {
@@ -465,39 +472,39 @@ void wide_forward(WideHead<Real> head, const Vector<Real> *present, int tokens,
   }
 }
 
-// Queries of a tile, few enough for their weights to stay in the cache.
-constexpr int kQueries = 16;
+// Queries of a tile, few enough that their weights stay in the cache.
+constexpr int kTileQueries = 16;
 
-// `scratch` is 2 x kQueries x tokens.
+// `scratch` is 2 x kTileQueries x tokens.
 template <class Real, bool Padded>
 void wide_backward(WideHead<Real> head, const Vector<Real> *present,
                    View<Real> gradient, WideHead<Real> result, int tokens, int width,
                    Vector<Real> *scratch) {
   using V = Vector<Real>;
   const View<Real> weights{scratch, tokens, 1};
-  const View<Real> for_scores{scratch + long(kQueries) * tokens, tokens, 1};
-  for (int i = 0; i < tokens; i += kQueries) {
-    const int rows = tokens - i < kQueries ? tokens - i : kQueries;
-    const View<Real> query = head.query.from_token(i), by_out = gradient.from_token(i);
+  const View<Real> d_scores{scratch + long(kTileQueries) * tokens, tokens, 1};
+  for (int i = 0; i < tokens; i += kTileQueries) {
+    const int rows = tokens - i < kTileQueries ? tokens - i : kTileQueries;
+    const View<Real> query = head.query.from_token(i), d_out = gradient.from_token(i);
     block_product(query, head.key.transposed(), weights, rows, width, tokens);
-    block_product(by_out, head.value.transposed(), for_scores, rows, width, tokens);
+    block_product(d_out, head.value.transposed(), d_scores, rows, width, tokens);
     for (int r = 0; r < rows; r++) {
-      V along{};
-      for (int d = 0; d < width; d++) along += by_out(r, d) * head.out(i + r, d);
+      V delta{};
+      for (int d = 0; d < width; d++) delta += d_out(r, d) * head.out(i + r, d);
       for (int j = 0; j < tokens; j++) {
-        // Scores of absent tokens may be above the peak.
+        // Scores of absent tokens may exceed the peak, but exp2 expects none above 0.
         const V score = smaller(V{}, weights(r, j) - head.peak[i + r]);
         V weight = exp2<Real>(score) * head.inverse[i + r];
         if constexpr (Padded) weight *= present[j];
         weights(r, j) = weight;
-        for_scores(r, j) = weight * (for_scores(r, j) - along) * ln_2<Real>;
+        d_scores(r, j) = weight * (d_scores(r, j) - delta) * ln_2<Real>;
       }
     }
-    block_product(for_scores, head.key, result.query.from_token(i), rows, tokens, width);
-    // The tiles are added in the order of the queries.
+    block_product(d_scores, head.key, result.query.from_token(i), rows, tokens, width);
+    // The first tile of queries overwrites the gradients, the others add to them.
     const auto add = i ? block_product<Real, true> : block_product<Real, false>;
-    add(for_scores.transposed(), query, result.key, tokens, rows, width);
-    add(weights.transposed(), by_out, result.value, tokens, rows, width);
+    add(d_scores.transposed(), query, result.key, tokens, rows, width);
+    add(weights.transposed(), d_out, result.value, tokens, rows, width);
   }
 }
 

@@ -1,4 +1,4 @@
-// A policy: the network, and both heads while a block of rows is in the cache.
+// A policy: the network and both heads, while a block of rows is in the cache.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@ namespace marl_pool {
 struct Heads {
   MlpSizes action, value;
   const void *const *action_weights, *const *value_weights;
-  const void *lowest, *highest;  // limits of the logits (L), or null
-  const void *value_scale;       // factors of the values (B), or null
+  const void *lowest, *highest;  // bounds to which the logits are clamped (L), or null
+  const void *value_scale;       // factors of the values (B), or null for 1
   void *logits, *values;         // results: (B, L), (B)
 
   int num_logits() const { return action.widths[action.layers]; }
@@ -25,26 +25,26 @@ template <class Real> MlpWeights<Real> value_weights(const Heads &s) {
   return {s.value, reinterpret_cast<const Real *const *>(s.value_weights)};
 }
 
-// Both heads of one block of rows, with memory of its own.
+// Both heads of one block of rows, with their own memory.
 template <class Real, bool Train> class HeadBlock {
   using V = Vector<Real>;
-  using Rows = Block<Real, Train>;
+  using RowBlock = Block<Real, Train>;
   using Chunk = MlpChunk<Real, Train>;
   static constexpr int W = lanes<Real>;
 
 public:
-  HeadBlock(const Heads &heads, const MlpWeights<Real> &for_action,
-            const MlpWeights<Real> &for_value)
+  HeadBlock(const Heads &heads, const MlpWeights<Real> &w_action,
+            const MlpWeights<Real> &w_value)
       : s(heads), D(heads.action.widths[0]), L(heads.num_logits()),
-        memory(sizeof(V) * (Chunk({nullptr}, s.action, for_action, W).used +
-                            Chunk({nullptr}, s.value, for_value, W).used + D + L)),
-        action({static_cast<V *>(memory.get())}, s.action, for_action, W),
-        value({static_cast<V *>(memory.get()) + action.used}, s.value, for_value, W),
-        by_pooled(static_cast<V *>(memory.get()) + action.used + value.used),
-        inside(by_pooled + D) {}
+        workspace(sizeof(V) * (Chunk({nullptr}, s.action, w_action, W).used +
+                               Chunk({nullptr}, s.value, w_value, W).used + D + L)),
+        action({static_cast<V *>(workspace.get())}, s.action, w_action, W),
+        value({static_cast<V *>(workspace.get()) + action.used}, s.value, w_value, W),
+        d_pooled(static_cast<V *>(workspace.get()) + action.used + value.used),
+        within_limits(d_pooled + D) {}
 
-  // Store logits and values of the rows.
-  void forward(const Rows &block) {
+  // Write the rows' logits and values.
+  void forward(const RowBlock &block) {
     action.load_vector(block.result, block.rows);
     action.forward();
     const auto lowest = static_cast<const Real *>(s.lowest);
@@ -54,8 +54,8 @@ public:
       V x = action.result()(0, o);
       if (lowest) {
         const V low = splat<Real>(lowest[o]), high = splat<Real>(highest[o]);
-        inside[o] = ((x >= low) & (x <= high)) ? splat<Real>(1) : V{};
-        x = x < low ? low : x > high ? high : x;  // NaN stays
+        within_limits[o] = ((x >= low) & (x <= high)) ? splat<Real>(1) : V{};
+        x = x < low ? low : x > high ? high : x;  // propagates NaN
       }
       for (int r = 0; r < block.rows; r++) logits[long(r) * L + o] = x[r];
     }
@@ -66,24 +66,24 @@ public:
       values[r] = value.result()(0, 0)[r] * value_scale(block.first + r);
   }
 
-  // Add to the gradients by each head's weights, given those by logits and values, and
-  // return that by the result of the pooling head.
-  const V *backward(const Rows &block, const Real *by_logits, const Real *by_values,
-                    Real *for_action, Real *for_value) {
+  // Add to the gradients w.r.t. each head's weights, given those w.r.t. logits and
+  // values, and return that w.r.t. the pooling head's result.
+  const V *backward(const RowBlock &block, const Real *d_logits, const Real *d_values,
+                    Real *action_gradient, Real *value_gradient) {
     for (int o = 0; o < L; o++) {
       V &x = action.dy(0, o) = V{};
-      for (int r = 0; r < block.rows; r++) x[r] = by_logits[(block.first + r) * L + o];
-      if (s.lowest) x = inside[o] > 0 ? x : V{};
+      for (int r = 0; r < block.rows; r++) x[r] = d_logits[(block.first + r) * L + o];
+      if (s.lowest) x = within_limits[o] > 0 ? x : V{};
     }
-    action.backward(for_action, true);
+    action.backward(action_gradient, true);
     V &x = value.dy(0, 0) = V{};
     for (int r = 0; r < block.rows; r++) {
       const long row = block.first + r;
-      x[r] = by_values[row] * value_scale(row);
+      x[r] = d_values[row] * value_scale(row);
     }
-    value.backward(for_value, true);
-    for (int d = 0; d < D; d++) by_pooled[d] = action.dy(0, d) + value.dy(0, d);
-    return by_pooled;
+    value.backward(value_gradient, true);
+    for (int d = 0; d < D; d++) d_pooled[d] = action.dy(0, d) + value.dy(0, d);
+    return d_pooled;
   }
 
 private:
@@ -92,14 +92,14 @@ private:
   }
 
   const Heads &s;
-  const int D, L;  // widths of the network's result and of the logits
-  const Memory memory;
+  const int D, L;  // width of the network's result, number of logits
+  const Workspace workspace;
   Chunk action, value;
-  V *by_pooled;  // gradient by the network's result
-  V *inside;     // 1 where a logit is within its limits
+  V *d_pooled;       // gradient w.r.t. the network's result
+  V *within_limits;  // 1 where a logit is not clamped
 };
 
-// Logits and values. C knows no exceptions.
+// Write logits and values. Exceptions must not cross the C interface.
 template <class Real>
 int run_actor_critic(const Sizes &s, const Inputs<Real> &in,
                      const Real *const *parameters, const Heads &heads,
@@ -108,8 +108,10 @@ int run_actor_critic(const Sizes &s, const Inputs<Real> &in,
     Call<Real> call(s, in, parameters, threads);
     const auto action = action_weights<Real>(heads), value = value_weights<Real>(heads);
     call.forward([&] {
-      auto own = std::make_unique<HeadBlock<Real, false>>(heads, action, value);
-      return [own = std::move(own)](auto &block, long) { own->forward(block); };
+      auto head_block = std::make_unique<HeadBlock<Real, false>>(heads, action, value);
+      return [head_block = std::move(head_block)](auto &block, long) {
+        head_block->forward(block);
+      };
     });
     return call.status;
   } catch (const std::bad_alloc &) {

@@ -8,21 +8,21 @@
 namespace marl_pool {
 
 struct LayerSizes {
-  int tokens, stride, dim, heads, dim_ff;  // stride: from one feature to the next
+  int tokens, stride, dim, heads, dim_ff;  // stride between features
   Activation activation;
   double scale, dropout;
 };
 
-// Weights of a layer with the LayerNorms folded in, or their gradients. Queries are
-// scaled and in units of ln 2.
+// Weights of a layer with the LayerNorms folded in, or their gradients. Those of the
+// queries include the scale of the scores and log2 e.
 template <class Real> struct LayerArrays {
   Real *qkv, *qkv_bias, *out, *up, *up_bias, *down, *down_bias;
 
   static long size(long dim, long dim_ff) {
     return 4 * dim * dim + 3 * dim + 2 * dim * dim_ff + dim_ff + dim;
   }
-  LayerArrays(Real *at, long dim, long dim_ff) {
-    qkv = at;
+  LayerArrays(Real *base, long dim, long dim_ff) {
+    qkv = base;
     qkv_bias = qkv + 3 * dim * dim;
     out = qkv_bias + 3 * dim;
     up = out + dim * dim;
@@ -32,12 +32,12 @@ template <class Real> struct LayerArrays {
   }
 };
 
-// The same transposed, for the gradient by inputs.
+// The same transposed, for the gradients w.r.t. the inputs.
 template <class Real> struct LayerTransposes {
   Real *qkv, *out, *up, *down;
 
-  LayerTransposes(Real *at, long dim, long dim_ff) {
-    qkv = at;
+  LayerTransposes(Real *base, long dim, long dim_ff) {
+    qkv = base;
     out = qkv + 3 * dim * dim;
     up = out + dim * dim;
     down = up + dim_ff * dim;
@@ -50,10 +50,10 @@ template <class Real> struct LayerParameters {
   Real *norm1, *norm1_bias, *query, *key, *value, *out;
   Real *norm2, *norm2_bias, *up, *up_bias, *down, *down_bias;
 
-  explicit LayerParameters(Real *const *at)
-      : norm1(at[0]), norm1_bias(at[1]), query(at[2]), key(at[3]), value(at[4]),
-        out(at[5]), norm2(at[6]), norm2_bias(at[7]), up(at[8]), up_bias(at[9]),
-        down(at[10]), down_bias(at[11]) {}
+  explicit LayerParameters(Real *const *p)
+      : norm1(p[0]), norm1_bias(p[1]), query(p[2]), key(p[3]), value(p[4]), out(p[5]),
+        norm2(p[6]), norm2_bias(p[7]), up(p[8]), up_bias(p[9]), down(p[10]),
+        down_bias(p[11]) {}
 };
 
 template <class Real>
@@ -62,7 +62,8 @@ void transpose(const Real *from, Real *to, long rows, long columns) {
     for (long c = 0; c < columns; c++) to[c * rows + r] = from[r * columns + c];
 }
 
-// Fold a LayerNorm into the rows of the product after it: W (x̂ g + b) + c.
+// Fold a LayerNorm's weight g and bias b into the product that follows: W (x̂ g + b) + c,
+// times a factor.
 template <class Real>
 void fold_rows(const Real *weight, const Real *bias, const Real *norm,
                const Real *norm_bias, double factor, Real *folded, Real *folded_bias,
@@ -78,21 +79,21 @@ void fold_rows(const Real *weight, const Real *bias, const Real *norm,
   }
 }
 
-// The chain rule of `fold_rows`; the gradients by norm and norm_bias are added to.
+// The chain rule of `fold_rows`; adds to d_norm and d_norm_bias, and sets the others.
 template <class Real>
 void unfold_rows(const Real *weight, const Real *norm, const Real *norm_bias,
-                 double factor, const Real *gradient, const Real *gradient_bias,
-                 Real *for_weight, Real *for_bias, double *for_norm,
-                 double *for_norm_bias, long outputs, long inputs) {
+                 double factor, const Real *d_folded, const Real *d_folded_bias,
+                 Real *d_weight, Real *d_bias, double *d_norm, double *d_norm_bias,
+                 long outputs, long inputs) {
   for (long o = 0; o < outputs; o++) {
-    const double by_bias = factor * gradient_bias[o];
-    if (for_bias) for_bias[o] = Real(by_bias);
+    const double db = factor * d_folded_bias[o];
+    if (d_bias) d_bias[o] = Real(db);
     for (long i = 0; i < inputs; i++) {
-      const double by_weight = factor * gradient[o * inputs + i];
+      const double dw = factor * d_folded[o * inputs + i];
       const double w = weight[o * inputs + i];
-      for_weight[o * inputs + i] = Real(by_weight * norm[i] + by_bias * norm_bias[i]);
-      for_norm[i] += by_weight * w;
-      for_norm_bias[i] += by_bias * w;
+      d_weight[o * inputs + i] = Real(dw * norm[i] + db * norm_bias[i]);
+      d_norm[i] += dw * w;
+      d_norm_bias[i] += db * w;
     }
   }
 }
@@ -116,7 +117,7 @@ void fold_layer(const LayerParameters<const Real> &p, LayerArrays<Real> f,
   transpose(f.down, t.down, D, FF);
 }
 
-// The gradient by parameters from that by folded weights.
+// The gradients of the parameters from those of the folded weights.
 template <class Real>
 void unfold_layer(const LayerParameters<const Real> &p, LayerArrays<Real> g,
                   const LayerParameters<Real> &result, const LayerSizes &s) {
@@ -142,23 +143,25 @@ void unfold_layer(const LayerParameters<const Real> &p, LayerArrays<Real> g,
   std::memcpy(result.down_bias, g.down_bias, D * sizeof(Real));
 }
 
-// A bound of |q k| for each head of width one, as the range of an ExponentialSeries; 0
-// if it is too large for all. It follows from the weights alone, so a row's result does
-// not depend on other rows: a normalized vector has norm <= √D and is orthogonal to
-// ones; keys are centered, so their bias does not count. Queries and keys of very
-// different sizes also get 0, since their powers would overflow.
+// For each head of width one, the range R of the ExponentialSeries that covers its
+// scores; 0 if none does. The bound of |q k| follows from the weights alone, so that a
+// row's result does not depend on other rows: a normalized vector has a norm of at most
+// √D and is orthogonal to the vector of ones, and as keys are centered, their bias does
+// not matter. Heads with large queries or keys also get 0, whatever the product, since
+// powers of them would overflow.
 template <class Real>
 void score_bounds(LayerArrays<Real> f, const LayerSizes &s, int *bounds) {
-  const auto largest = [&](const Real *row) {
+  // The maximum of |row · x̂|.
+  const auto max_product = [&](const Real *row) {
     double mean = 0, square = 0;
     for (int d = 0; d < s.dim; d++) mean += row[d] / double(s.dim);
     for (int d = 0; d < s.dim; d++) square += (row[d] - mean) * (row[d] - mean);
     return std::sqrt(square * s.dim);
   };
   for (int h = 0; h < s.heads; h++) {
-    const double query = largest(f.qkv + h * s.dim) + std::abs(double(f.qkv_bias[h]));
-    const double key = largest(f.qkv + (s.dim + h) * s.dim);
-    const double bound = query * key * ln_2<double> * 1.001;  // for rounding
+    const double query = max_product(f.qkv + h * s.dim) + std::abs(double(f.qkv_bias[h]));
+    const double key = max_product(f.qkv + (s.dim + h) * s.dim);
+    const double bound = query * key * ln_2<double> * 1.001;  // margin for rounding
     const bool balanced = query <= 16 && key <= 16;
     bounds[h] = 0;
     for (const int range : {8, 4, 2, 1})
@@ -166,11 +169,11 @@ void score_bounds(LayerArrays<Real> f, const LayerSizes &s, int *bounds) {
   }
 }
 
-// What a block keeps of a layer for its gradient.
+// Activations of a layer, kept for its backward pass.
 template <class Real> struct LayerState {
   View<Real> normed1, qkv, mixed, normed2, hidden, slope;
   Vector<Real> *scale1, *scale2;
-  // Rows of `stride` for each head: see NarrowHead and WideHead.
+  // `stride` vectors for each head: see NarrowHead and WideHead.
   Vector<Real> *peak, *inverse, *query_slope, *mean;
 
   template <class Arena> LayerState(Arena &arena, const LayerSizes &s) {
@@ -203,24 +206,24 @@ template <class Real> struct LayerState {
   }
 };
 
-// Random bits from a seed and a counter: the finalizer of MurmurHash3 (public domain),
-// so that the gradient samples the same mask as the forward pass, on any thread.
-INLINE uint64_t mix(uint64_t x) {
+// The finalizer of MurmurHash3 (public domain). Dropout's random bits are hashes of a
+// seed and a counter, so the backward pass samples the same mask again, on any thread.
+INLINE uint64_t fmix64(uint64_t x) {
   x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdULL;
   x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ULL;
   return x ^ (x >> 33);
 }
 
-// 1 / (1 - p) where a feature is kept, 0 where it is dropped. `position` names layer,
-// token and feature; `row` is the first row of the block.
+// 1 / (1 - p) where a feature is kept, 0 where it is dropped. `position` identifies
+// layer, token and feature; `row` is the first row of the block.
 template <class Real>
 INLINE Vector<Real> dropout_mask(uint64_t seed, uint64_t position, long row, double p) {
   Vector<Real> mask{};
-  const uint64_t key = mix(seed + 0x9e3779b97f4a7c15ULL * (position + 1));
-  const uint64_t limit = uint64_t(p * 18446744073709551616.0);  // p 2⁶⁴
-  const Real kept = Real(1 / (1 - p));
+  const uint64_t key = fmix64(seed + 0x9e3779b97f4a7c15ULL * (position + 1));
+  const uint64_t threshold = uint64_t(p * 18446744073709551616.0);  // p 2⁶⁴
+  const Real inv_keep = Real(1 / (1 - p));
   for (int lane = 0; lane < lanes<Real>; lane++)
-    mask[lane] = mix(key ^ uint64_t(row + lane)) < limit ? 0 : kept;
+    mask[lane] = fmix64(key ^ uint64_t(row + lane)) < threshold ? 0 : inv_keep;
   return mask;
 }
 
@@ -245,7 +248,7 @@ void attention_forward(const LayerState<Real> &state, const LayerSizes &s,
   for (int h = 0; h < s.heads; h++) {
     if (width > 1) {
       const WideHead<Real> head = state.wide(h, s);
-      const bool done = with_width(width, [&](auto small) {
+      const bool done = dispatch_width(width, [&](auto small) {
         small_forward<Real, small, Padded, Train>(head, present, N);
       });
       if (!done)
@@ -254,14 +257,14 @@ void attention_forward(const LayerState<Real> &state, const LayerSizes &s,
     }
     const NarrowHead<Real> head = state.narrow(h, s);
     const KeyRange<Real> range = center<Real, Padded>(head, present, N);
-    const bool done = with_series<Real>(bounds[h], [&](auto series) {
+    const bool done = dispatch_series<Real>(bounds[h], [&](auto series) {
       moments_forward<Real, decltype(series), Padded, Train>(head, range, present, N);
     });
     if (!done) pairs_forward<Real, Padded, Train>(head, range, present, N);
   }
 }
 
-// `gradient` is that of `mixed`; `result` is laid out as qkv.
+// `gradient` is that w.r.t. `mixed`; `result` is laid out like qkv.
 template <class Real, bool Padded>
 void attention_backward(const LayerState<Real> &state, const LayerSizes &s,
                         const int *bounds, const Vector<Real> *present,
@@ -274,7 +277,7 @@ void attention_backward(const LayerState<Real> &state, const LayerSizes &s,
       out.key = result.from_feature(s.dim + h * width);
       out.value = result.from_feature(2 * s.dim + h * width);
       const View<Real> g = gradient.from_feature(h * width);
-      const bool done = with_width(width, [&](auto small) {
+      const bool done = dispatch_width(width, [&](auto small) {
         small_backward<Real, small, Padded>(head, present, g, out, s.tokens);
       });
       if (!done)
@@ -286,7 +289,7 @@ void attention_backward(const LayerState<Real> &state, const LayerSizes &s,
     out.key = &result(0, s.dim + h);
     out.value = &result(0, 2 * s.dim + h);
     const Vector<Real> *g = &gradient(0, h);
-    const bool done = with_series<Real>(bounds[h], [&](auto series) {
+    const bool done = dispatch_series<Real>(bounds[h], [&](auto series) {
       moments_backward<Real, decltype(series), Padded>(head, present, g, out, s.tokens);
     });
     if (!done) pairs_backward<Real, Padded>(head, present, g, out, s.tokens, scratch);
@@ -305,14 +308,14 @@ void layer_forward(View<Real> x, const LayerState<Real> &state, LayerArrays<Real
 
   normalize(x, state.normed2, state.scale2, N, D);
   // A few tokens at a time, so that their hidden vectors stay in the cache.
-  split<kTokens>(0, N, [&](int n, auto width) {
-    const long at = Train ? n : 0;
-    const View<Real> hidden = state.hidden.from_token(at);
-    Vector<Real> *slope = &state.slope(at, 0);
+  for_tiles<kTileTokens>(0, N, [&](int n, auto width) {
+    const long slot = Train ? n : 0;
+    const View<Real> hidden = state.hidden.from_token(slot);
+    Vector<Real> *slope = &state.slope(slot, 0);
     linear_tokens<Real, width, false>(state.normed2.from_token(n), w.up, D, w.up_bias,
                                       hidden, D, s.dim_ff);
     for (int i = 0; i < width * s.dim_ff; i++)
-      hidden.at[i] = activate<Real, Train>(s.activation, hidden.at[i], slope + i);
+      hidden.data[i] = activate<Real, Train>(s.activation, hidden.data[i], slope + i);
     if (s.dropout == 0) {
       linear_tokens<Real, width, true>(hidden, w.down, s.dim_ff, w.down_bias,
                                        x.from_token(n), s.dim_ff, D);
@@ -327,44 +330,44 @@ void layer_forward(View<Real> x, const LayerState<Real> &state, LayerArrays<Real
   });
 }
 
-// dx: the gradient by the layer's result on entry, by its input at the end. `gradient`
-// and `wide` are memory for D and 3 D features.
+// dx: the gradient w.r.t. the layer's result on entry, w.r.t. its input on return.
+// `buffer` and `d_qkv` are scratch for D and 3 D features.
 template <class Real, bool Padded>
 void layer_backward(View<Real> dx, const LayerState<Real> &state, LayerTransposes<Real> t,
                     LayerArrays<Real> g, const LayerSizes &s, const int *bounds,
                     const Vector<Real> *present, const DropoutSource &source,
-                    View<Real> gradient, View<Real> wide, Vector<Real> *scratch) {
+                    View<Real> buffer, View<Real> d_qkv, Vector<Real> *scratch) {
   const int N = s.tokens, D = s.dim, FF = s.dim_ff;
   // Through the feed-forward part.
   View<Real> dropped = dx;
   if (s.dropout != 0) {
-    dropped = wide;
+    dropped = d_qkv;  // which is needed only for the attention
     for (int n = 0; n < N; n++)
       for (int d = 0; d < D; d++)
         dropped(n, d) = dx(n, d) * dropout_mask<Real>(source, n, d, s);
   }
   weight_gradient(dropped, state.hidden, g.down, FF, N, D, FF);
   bias_gradient(dropped, g.down_bias, N, D);
-  split<kTokens>(0, N, [&](int n, auto width) {
-    const View<Real> for_hidden{scratch, FF, 1}, slope = state.slope.from_token(n);
+  for_tiles<kTileTokens>(0, N, [&](int n, auto width) {
+    const View<Real> d_hidden{scratch, FF, 1}, slope = state.slope.from_token(n);
     linear_tokens<Real, width, false>(dropped.from_token(n), t.down, D, nullptr,
-                                      for_hidden, D, FF);
-    for (int i = 0; i < width * FF; i++) slope.at[i] *= for_hidden.at[i];
-    linear_tokens<Real, width, false>(slope, t.up, FF, nullptr, gradient.from_token(n),
+                                      d_hidden, D, FF);
+    for (int i = 0; i < width * FF; i++) slope.data[i] *= d_hidden.data[i];
+    linear_tokens<Real, width, false>(slope, t.up, FF, nullptr, buffer.from_token(n),
                                       FF, D);
   });
   weight_gradient(state.slope, state.normed2, g.up, D, N, FF, D);
   bias_gradient(state.slope, g.up_bias, N, FF);
-  normalize_backward(gradient, state.normed2, state.scale2, dx, N, D);
+  normalize_backward(buffer, state.normed2, state.scale2, dx, N, D);
 
   // Through the attention.
   weight_gradient(dx, state.mixed, g.out, D, N, D, D);
-  linear<Real, false>(dx, t.out, D, nullptr, gradient, N, D, D);
-  attention_backward<Real, Padded>(state, s, bounds, present, gradient, wide, scratch);
-  weight_gradient(wide, state.normed1, g.qkv, D, N, 3 * D, D);
-  bias_gradient(wide, g.qkv_bias, N, 3 * D);
-  linear<Real, false>(wide, t.qkv, 3 * D, nullptr, gradient, N, 3 * D, D);
-  normalize_backward(gradient, state.normed1, state.scale1, dx, N, D);
+  linear<Real, false>(dx, t.out, D, nullptr, buffer, N, D, D);
+  attention_backward<Real, Padded>(state, s, bounds, present, buffer, d_qkv, scratch);
+  weight_gradient(d_qkv, state.normed1, g.qkv, D, N, 3 * D, D);
+  bias_gradient(d_qkv, g.qkv_bias, N, 3 * D);
+  linear<Real, false>(d_qkv, t.qkv, 3 * D, nullptr, buffer, N, 3 * D, D);
+  normalize_backward(buffer, state.normed1, state.scale1, dx, N, D);
 }
 
 }  // namespace marl_pool

@@ -1,29 +1,35 @@
-// Products of a block of rows with weights, and the gradients of weights.
+// Matrix products for a block of rows: with weights, for the gradients of weights, and
+// within each row.
 #pragma once
 
 #include "simd.hpp"
 
 namespace marl_pool {
 
-// Numbers of a block: one vector for each token and feature.
+// A strided matrix of vectors, one for each token and feature; the lanes are the block's
+// rows.
 template <class Real> struct View {
-  Vector<Real> *at;
-  long token, feature;  // strides
+  Vector<Real> *data;
+  long token_stride, feature_stride;
 
   INLINE Vector<Real> &operator()(long n, long d) const {
-    return at[n * token + d * feature];
+    return data[n * token_stride + d * feature_stride];
   }
-  INLINE View from_token(long n) const { return {at + n * token, token, feature}; }
-  INLINE View from_feature(long d) const { return {at + d * feature, token, feature}; }
-  INLINE View transposed() const { return {at, feature, token}; }
+  INLINE View from_token(long n) const {
+    return {data + n * token_stride, token_stride, feature_stride};
+  }
+  INLINE View from_feature(long d) const {
+    return {data + d * feature_stride, token_stride, feature_stride};
+  }
+  INLINE View transposed() const { return {data, feature_stride, token_stride}; }
 };
 
-// Tiles of tokens x outputs that fit in the registers.
-constexpr int kTokens = 4;
+// Register tile: tokens x outputs whose sums fit in the registers.
+constexpr int kTileTokens = 4;
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kOutputs = 6;
+constexpr int kTileOutputs = 6;
 #else
-constexpr int kOutputs = 3;  // 16 registers instead of 32
+constexpr int kTileOutputs = 3;  // 16 registers instead of 32
 #endif
 
 template <class Real, int Tokens, int Outputs, bool Add>
@@ -32,8 +38,8 @@ INLINE void linear_tile(View<Real> x, const Real *weight, long stride, const Rea
   using V = Vector<Real>;
   V sums[Tokens][Outputs];
   UNROLL for (int o = 0; o < Outputs; o++) {
-    const V from = bias ? splat<Real>(bias[o]) : V{};
-    UNROLL for (int t = 0; t < Tokens; t++) sums[t][o] = Add ? y(t, o) + from : from;
+    const V init = bias ? splat<Real>(bias[o]) : V{};
+    UNROLL for (int t = 0; t < Tokens; t++) sums[t][o] = Add ? y(t, o) + init : init;
   }
   for (int i = 0; i < inputs; i++) {
     V value[Tokens];
@@ -47,16 +53,17 @@ INLINE void linear_tile(View<Real> x, const Real *weight, long stride, const Rea
     UNROLL for (int t = 0; t < Tokens; t++) y(t, o) = sums[t][o];
 }
 
-// Tiles of `Width` outputs as long as they fit, then narrower ones.
-template <int Width, class F> INLINE void split(int from, int size, F &&tile) {
+// Cover [begin, end) with tiles of `Width`, then narrower ones for the remainder. Calls
+// tile(start, width) with a compile-time width.
+template <int Width, class F> INLINE void for_tiles(int begin, int end, F &&tile) {
   constexpr std::integral_constant<int, Width> width{};
-  for (; from + Width <= size; from += Width) tile(from, width);
+  for (; begin + Width <= end; begin += Width) tile(begin, width);
   if constexpr (Width > 1) {
-    if (from < size) split<(Width > 4 ? 4 : Width - 1)>(from, size, tile);
+    if (begin < end) for_tiles<(Width > 4 ? 4 : Width - 1)>(begin, end, tile);
   }
 }
 
-// y = x Wᵀ + bias for `Tokens` tokens, or y += …; weight is (outputs, inputs).
+// y = x Wᵀ + bias for `Tokens` tokens, or y += … with `Add`; weight is (outputs, inputs).
 template <class Real, int Tokens, bool Add>
 void linear_tokens(View<Real> x, const Real *weight, long stride, const Real *bias,
                    View<Real> y, int inputs, int outputs) {
@@ -66,22 +73,23 @@ void linear_tokens(View<Real> x, const Real *weight, long stride, const Real *bi
                                           inputs);
   };
   // Eight outputs are two tiles of four, rather than six and two.
-  if (outputs % kOutputs && outputs % 4 == 0 && kOutputs > 4)
-    split<4>(0, outputs, tile);
+  if (outputs % kTileOutputs && outputs % 4 == 0 && kTileOutputs > 4)
+    for_tiles<4>(0, outputs, tile);
   else
-    split<kOutputs>(0, outputs, tile);
+    for_tiles<kTileOutputs>(0, outputs, tile);
 }
 
 template <class Real, bool Add>
 void linear(View<Real> x, const Real *weight, long stride, const Real *bias, View<Real> y,
             int tokens, int inputs, int outputs) {
-  split<kTokens>(0, tokens, [&](int n, auto width) {
+  for_tiles<kTileTokens>(0, tokens, [&](int n, auto width) {
     linear_tokens<Real, width, Add>(x.from_token(n), weight, stride, bias,
                                     y.from_token(n), inputs, outputs);
   });
 }
 
-// A gradient's tile has as many numbers as a vector.
+// A tile of the weights' gradient has as many entries as a vector has lanes, so that one
+// `lane_sums` reduces it.
 template <class Real> constexpr int kGradientOutputs = lanes<Real> < 4 ? lanes<Real> : 4;
 template <class Real>
 constexpr int kGradientInputs = lanes<Real> / kGradientOutputs<Real>;
@@ -111,11 +119,11 @@ INLINE void weight_gradient_tile(View<Real> dy, View<Real> x, Real *gradient,
 template <class Real>
 void weight_gradient(View<Real> dy, View<Real> x, Real *gradient, long stride, int tokens,
                      int outputs, int inputs) {
-  split<kGradientOutputs<Real>>(0, outputs, [&](int o, auto rows) {
-    split<kGradientInputs<Real>>(0, inputs, [&](int i, auto columns) {
-      Real *at = gradient + o * stride + i;
-      weight_gradient_tile<Real, rows, columns>(dy.from_feature(o), x.from_feature(i), at,
-                                                stride, tokens);
+  for_tiles<kGradientOutputs<Real>>(0, outputs, [&](int o, auto rows) {
+    for_tiles<kGradientInputs<Real>>(0, inputs, [&](int i, auto columns) {
+      Real *corner = gradient + o * stride + i;
+      weight_gradient_tile<Real, rows, columns>(dy.from_feature(o), x.from_feature(i),
+                                                corner, stride, tokens);
     });
   });
 }
@@ -128,26 +136,26 @@ void bias_gradient(View<Real> dy, Real *gradient, int tokens, int outputs) {
   for (int o = 0; o < outputs; o += W) {
     V sums[W] = {};
     const int width = outputs - o < W ? outputs - o : W;
-    // Several sums at a time, since each addition waits for the one before.
-    split<4>(0, width, [&](int i, auto count) {
+    // Independent sums hide the latency of the additions.
+    for_tiles<4>(0, width, [&](int i, auto count) {
       constexpr int C = count;
-      V part[C] = {};
+      V partial[C] = {};
       for (int n = 0; n < tokens; n++)
-        UNROLL for (int k = 0; k < C; k++) part[k] += dy(n, o + i + k);
-      UNROLL for (int k = 0; k < C; k++) sums[i + k] = part[k];
+        UNROLL for (int k = 0; k < C; k++) partial[k] += dy(n, o + i + k);
+      UNROLL for (int k = 0; k < C; k++) sums[i + k] = partial[k];
     });
     const V totals = lane_sums<Real>(sums);
     for (int i = 0; i < width; i++) gradient[o + i] += totals[i];
   }
 }
 
-// c(i, j) = Σ_m a(i, m) b(m, j), where all three are numbers of the block.
+// c(i, j) = Σ_m a(i, m) b(m, j), or c += … with `Add`, for each row separately.
 template <class Real, bool Add = false>
 void block_product(View<Real> a, View<Real> b, View<Real> c, int rows, int inner,
                    int columns) {
   using V = Vector<Real>;
-  split<kTokens>(0, rows, [&](int i, auto height) {
-    split<kTokens>(0, columns, [&](int j, auto width) {
+  for_tiles<kTileTokens>(0, rows, [&](int i, auto height) {
+    for_tiles<kTileTokens>(0, columns, [&](int j, auto width) {
       constexpr int I = height, J = width;
       V sums[I][J];
       UNROLL for (int s = 0; s < I; s++)

@@ -1,4 +1,4 @@
-// A multilayer perceptron on rows, forward or with gradients.
+// A multilayer perceptron on a batch, forward or with gradients.
 #pragma once
 
 #include "kernel.hpp"
@@ -16,31 +16,29 @@ struct MlpSizes {
 template <class Real> struct MlpWeights {
   const MlpSizes &s;
   const Real *const *parameters;
-  std::vector<long> at;  // of each layer among all numbers, one behind the other
+  std::vector<long> offsets;  // of each layer in a contiguous array, then its size
   std::vector<Real> transposes;
 
   MlpWeights(const MlpSizes &sizes, const Real *const *pointers)
-      : s(sizes), parameters(pointers), at{0} {
+      : s(sizes), parameters(pointers), offsets{0} {
     for (int l = 0; l < s.layers; l++)
-      at.push_back(at[l] + (s.widths[l] + 1L) * s.widths[l + 1]);
+      offsets.push_back(offsets[l] + (s.widths[l] + 1L) * s.widths[l + 1]);
   }
-  long size() const { return at[s.layers]; }
+  long size() const { return offsets[s.layers]; }
   const Real *weight(int l) const { return parameters[2 * l]; }
   const Real *bias(int l) const { return parameters[2 * l + 1]; }
-  const Real *transposed(int l) const { return &transposes[at[l]]; }
+  const Real *transposed(int l) const { return &transposes[offsets[l]]; }
 
   void transpose() {
     transposes.resize(size());
     for (int l = 0; l < s.layers; l++)
-      for (int o = 0; o < s.widths[l + 1]; o++)
-        for (int i = 0; i < s.widths[l]; i++)
-          transposes[at[l] + long(i) * s.widths[l + 1] + o] =
-              weight(l)[long(o) * s.widths[l] + i];
+      marl_pool::transpose(weight(l), &transposes[offsets[l]], s.widths[l + 1],
+                           s.widths[l]);
   }
 };
 
-// A chunk of at most `most` rows: the tokens of a View are its vectors of rows. `Train`
-// keeps what the gradient needs.
+// A chunk of at most `max_rows` rows. Vectors of rows take the place of a View's tokens.
+// `Train` keeps what the backward pass needs.
 template <class Real, bool Train> struct MlpChunk {
   using V = Vector<Real>;
   static constexpr int W = lanes<Real>;
@@ -49,14 +47,15 @@ template <class Real, bool Train> struct MlpChunk {
   const MlpWeights<Real> &weights;
   long first = 0;  // the first row
   int rows = 0, vectors = 0;
-  std::vector<View<Real>> x, slopes;  // each layer's input, and the result; derivatives
+  std::vector<View<Real>> x;       // the input of each layer, then the result
+  std::vector<View<Real>> slopes;  // derivatives of the activations that gave x
   View<Real> dx{}, dy{};
 
   MlpChunk(Arena<Real> arena, const MlpSizes &sizes, const MlpWeights<Real> &w,
-           long most = kChunk)
+           long max_rows = kChunk)
       : s(sizes), weights(w) {
-    // An odd stride spreads the features over the sets of the cache.
-    const long stride = ((most + W - 1) / W) | 1;
+    // An odd stride spreads the features over the cache sets.
+    const long stride = ((max_rows + W - 1) / W) | 1;
     int widest = 0;
     for (int l = 0; l <= s.layers; l++) {
       x.push_back(arena.by_feature(s.widths[l], stride));
@@ -95,7 +94,7 @@ template <class Real, bool Train> struct MlpChunk {
     }
   }
 
-  // One vector of rows, each feature of which is a vector of `values`.
+  // Load one vector of `count` rows; feature i is values[i].
   void load_vector(const V *values, int count) {
     rows = count;
     vectors = 1;
@@ -104,22 +103,23 @@ template <class Real, bool Train> struct MlpChunk {
 
   void store(Real *out) const { write(result(), out, s.widths[s.layers]); }
 
-  // Add to the gradient by parameters; `for_values` gets that by the input, or is null.
-  void backward(const Real *out_gradient, Real *gradient, Real *for_values) {
+  // Add to the gradient w.r.t. the parameters; write that w.r.t. the input to
+  // `values_gradient` unless it is null.
+  void backward(const Real *out_gradient, Real *gradient, Real *values_gradient) {
     read(out_gradient, dy, s.widths[s.layers]);
-    backward(gradient, for_values != nullptr);
-    if (for_values) write(dy, for_values, s.widths[0]);
+    backward(gradient, values_gradient != nullptr);
+    if (values_gradient) write(dy, values_gradient, s.widths[0]);
   }
 
-  // The same from `dy`, the gradient by the result, which becomes that by the input if
-  // that is asked for.
-  void backward(Real *gradient, bool for_values) {
+  // The same, given the gradient w.r.t. the result in `dy`, which becomes that w.r.t. the
+  // input if requested.
+  void backward(Real *gradient, bool with_input_gradient) {
     for (int l = s.layers - 1; l >= 0; l--) {
       const int inputs = s.widths[l], outputs = s.widths[l + 1];
-      Real *at = gradient + weights.at[l];
-      weight_gradient(dy, x[l], at, inputs, vectors, outputs, inputs);
-      bias_gradient(dy, at + long(outputs) * inputs, vectors, outputs);
-      if (l == 0 && !for_values) return;
+      Real *layer_gradient = gradient + weights.offsets[l];
+      weight_gradient(dy, x[l], layer_gradient, inputs, vectors, outputs, inputs);
+      bias_gradient(dy, layer_gradient + long(outputs) * inputs, vectors, outputs);
+      if (l == 0 && !with_input_gradient) return;
       linear<Real, false>(dy, weights.transposed(l), outputs, nullptr, dx, vectors,
                           outputs, inputs);
       if (l > 0)
@@ -132,7 +132,7 @@ template <class Real, bool Train> struct MlpChunk {
 private:
   int rows_of(int n) const { return std::min(W, rows - n * W); }
 
-  // Lanes without a row are zero.
+  // Unused lanes of the last vector are zero.
   void read(const Real *from, View<Real> to, int width) const {
     for (int n = 0; n < vectors; n++) {
       const Real *row = from + (first + n * W) * width;
@@ -155,10 +155,10 @@ private:
   }
 };
 
-// One call: a perceptron and the rows that it is computed for.
+// One call: a perceptron and a batch.
 template <class Real> struct MlpCall {
-  // Products that take about as long as it takes to start a thread.
-  static constexpr long kWorth = 1L << 21;
+  // Multiplications that take about as long as starting a thread.
+  static constexpr long kThreadProducts = 1L << 21;
 
   const MlpSizes &s;
   const Real *values;
@@ -171,58 +171,52 @@ template <class Real> struct MlpCall {
       : s(sizes), values(input), weights(sizes, parameters),
         chunks((sizes.rows + kChunk - 1) / kChunk),
         threads(int(std::min<long>(num_threads,
-                                   1 + sizes.rows * weights.size() / kWorth))) {}
+                                   1 + sizes.rows * weights.size() / kThreadProducts))) {}
 
   void forward(Real *out) {
     over_chunks<false>(0, chunks, [&](auto &chunk, long) { chunk.store(out); });
   }
 
-  // The gradient by parameters, one behind the other, and by the input unless
-  // `for_values` is null.
-  void gradients(const Real *out_gradient, Real *gradient, Real *for_values) {
+  // Write the gradient w.r.t. the parameters, contiguously, and w.r.t. the input unless
+  // `values_gradient` is null.
+  void gradients(const Real *out_gradient, Real *gradient, Real *values_gradient) {
     weights.transpose();
     const long size = weights.size();
-    std::fill(gradient, gradient + size, Real(0));
-    std::vector<Real> partial(std::min(chunks, kWave) * size);
-    // Waves bound the memory of the chunks' gradients.
-    for (long wave = 0; wave < chunks; wave += kWave) {
-      const long count = std::min(kWave, chunks - wave);
-      std::fill(partial.begin(), partial.end(), Real(0));
-      over_chunks<true>(wave, count, [&](auto &chunk, long c) {
-        chunk.backward(out_gradient, &partial[c * size], for_values);
+    sum_in_waves(chunks, size, gradient, [&](long from, long count, Real *sums) {
+      over_chunks<true>(from, count, [&](auto &chunk, long c) {
+        chunk.backward(out_gradient, sums + c * size, values_gradient);
       });
-      for (long c = 0; c < count; c++)
-        for (long i = 0; i < size; i++) gradient[i] += partial[c * size + i];
-    }
+    });
   }
 
 private:
-  // Run `count` chunks forward, and call use(chunk, its index) after each.
-  template <bool Train, class F> void over_chunks(long from, long count, F &&use) {
+  // Run `count` chunks forward, and call visit(chunk, index) after each.
+  template <bool Train, class F> void over_chunks(long from, long count, F &&visit) {
     using Chunk = MlpChunk<Real, Train>;
     const long size = Chunk(Arena<Real>{nullptr}, s, weights).used;
     on_threads(count, threads, [&](std::atomic<long> &next) {
-      const Memory memory(size * sizeof(Vector<Real>));
-      Chunk chunk(Arena<Real>{static_cast<Vector<Real> *>(memory.get())}, s, weights);
+      const Workspace workspace(size * sizeof(Vector<Real>));
+      Chunk chunk(Arena<Real>{static_cast<Vector<Real> *>(workspace.get())}, s, weights);
       for (long c; (c = next++) < count;) {
         chunk.load(values, (from + c) * kChunk);
         chunk.forward();
-        use(chunk, c);
+        visit(chunk, c);
       }
     });
   }
 };
 
-// The result to `out`; or, if `gradient` is given, the gradient by parameters, and by
-// the input unless `for_values` is null. C knows no exceptions.
+// Write the result to `out`; or, if `gradient` is given, the gradient w.r.t. the
+// parameters, and w.r.t. the input unless `values_gradient` is null. Exceptions must not
+// cross the C interface.
 template <class Real>
 int run_mlp(const MlpSizes &s, const Real *values, const Real *const *parameters,
-            Real *out, const Real *out_gradient, Real *gradient, Real *for_values,
+            Real *out, const Real *out_gradient, Real *gradient, Real *values_gradient,
             int threads) noexcept {
   try {
     MlpCall<Real> call(s, values, parameters, threads);
     if (gradient)
-      call.gradients(out_gradient, gradient, for_values);
+      call.gradients(out_gradient, gradient, values_gradient);
     else
       call.forward(out);
     return kDone;

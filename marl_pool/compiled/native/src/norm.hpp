@@ -1,4 +1,4 @@
-// LayerNorm without weight and bias, which are part of the product that follows.
+// LayerNorm without weight and bias, which are folded into the product that follows.
 #pragma once
 
 #include "linear.hpp"
@@ -7,25 +7,26 @@ namespace marl_pool {
 
 constexpr double kNormEpsilon = 1e-5;
 
-// For numbers whose squares overflow: a factor that makes the largest ones' fit.
+// Factor for numbers whose squares overflow; with it, not even the largest's do.
 template <class Real> constexpr Real kShrink = Real(sizeof(Real) == 4 ? 0x1p-70 : 0x1p-520);
 
-// Normalize anew the rows whose `scale` is not finite; NaN and infinity stay NaN.
+// Normalize again, without overflow, the rows whose `scale` is not finite. Those with NaN
+// or infinity become NaN.
 template <class Real>
 void normalize_huge(View<Real> x, View<Real> normed, Vector<Real> *scale, int tokens,
                     int dim) {
   using V = Vector<Real>;
-  const Real share = Real(1) / dim;
+  const Real inv_dim = Real(1) / dim;
   for (int n = 0; n < tokens; n++) {
     const Bits<Real> huge = !(scale[n] <= kHuge<Real>);
     V sum{}, square{};
     for (int d = 0; d < dim; d++) sum += x(n, d) * kShrink<Real>;
-    const V mean = sum * share;
+    const V mean = sum * inv_dim;
     for (int d = 0; d < dim; d++) {
       const V centered = x(n, d) * kShrink<Real> - mean;
       square += centered * centered;
     }
-    const V inverse = reciprocal_root<Real>(square * share);
+    const V inverse = rsqrt<Real>(square * inv_dim);
     for (int d = 0; d < dim; d++)
       normed(n, d) = huge ? (x(n, d) * kShrink<Real> - mean) * inverse : normed(n, d);
     scale[n] = huge ? inverse * kShrink<Real> : scale[n];
@@ -37,44 +38,44 @@ template <class Real>
 void normalize(View<Real> x, View<Real> normed, Vector<Real> *scale, int tokens,
                int dim) {
   using V = Vector<Real>;
-  const Real share = Real(1) / dim;
-  V squares{};
+  const Real inv_dim = Real(1) / dim;
+  V sum_of_squares{};
   for (int n = 0; n < tokens; n++) {
     V sum{}, square{};
     for (int d = 0; d < dim; d++) sum += x(n, d);
-    const V mean = sum * share;
+    const V mean = sum * inv_dim;
     for (int d = 0; d < dim; d++) {
       const V centered = x(n, d) - mean;
       square += centered * centered;
       normed(n, d) = centered;
     }
-    scale[n] = reciprocal_root<Real>(square * share + Real(kNormEpsilon));
+    scale[n] = rsqrt<Real>(square * inv_dim + Real(kNormEpsilon));
     for (int d = 0; d < dim; d++) normed(n, d) *= scale[n];
-    squares += square;
+    sum_of_squares += square;
   }
-  // An overflow, which is rare, stays in the sum.
+  // Overflow is rare, and any of it leaves the sum infinite or NaN: one test suffices.
   bool fits = true;
   for (int lane = 0; lane < lanes<Real>; lane++)
-    fits &= squares[lane] <= kHuge<Real>;
+    fits &= sum_of_squares[lane] <= kHuge<Real>;
   if (!fits) normalize_huge(x, normed, scale, tokens, dim);
 }
 
-// dx += the gradient through `normalize`.
+// dx += the gradient w.r.t. x of `normalize`, given that w.r.t. `normed`.
 template <class Real>
 void normalize_backward(View<Real> gradient, View<Real> normed, const Vector<Real> *scale,
                         View<Real> dx, int tokens, int dim) {
   using V = Vector<Real>;
-  const Real share = Real(1) / dim;
+  const Real inv_dim = Real(1) / dim;
   for (int n = 0; n < tokens; n++) {
-    V mean{}, along{};
+    V mean{}, projection{};
     for (int d = 0; d < dim; d++) {
       mean += gradient(n, d);
-      along += gradient(n, d) * normed(n, d);
+      projection += gradient(n, d) * normed(n, d);
     }
-    mean *= share;
-    along *= share;
+    mean *= inv_dim;
+    projection *= inv_dim;
     for (int d = 0; d < dim; d++)
-      dx(n, d) += scale[n] * (gradient(n, d) - mean - normed(n, d) * along);
+      dx(n, d) += scale[n] * (gradient(n, d) - mean - normed(n, d) * projection);
   }
 }
 

@@ -37,7 +37,7 @@ def on_cpu(*tensors: Tensor) -> bool:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_envs_say_where_their_tensors_live(name, options):
+def test_envs_pass_a_device_to_every_tensor(name, options):
     generator = torch.Generator(**CPU).manual_seed(0)
     env = make_batched_env(name, NUM_ENVS, **CPU, **{**options, "max_steps": 5})
     with torch.device("meta"):
@@ -59,7 +59,7 @@ def test_envs_say_where_their_tensors_live(name, options):
 
 
 @pytest.mark.parametrize("env_name", list(HEURISTICS))
-def test_heuristics_say_where_their_tensors_live(env_name):
+def test_heuristics_pass_a_device_to_every_tensor(env_name):
     env = make_batched_env(env_name, NUM_ENVS, max_steps=5)
     policies = {
         name: make_heuristic(env_name, group, role=name)
@@ -74,7 +74,7 @@ def centroid() -> BatchedEnv:
 
 
 @heads
-def test_policies_say_where_their_tensors_live(name, options):
+def test_policies_pass_a_device_to_every_tensor(name, options):
     env = make_batched_env("simple_centroid", NUM_ENVS, num_noise=1, max_steps=5, **CPU)
     group = env.groups["agent"]
     policy = make_policy(
@@ -105,7 +105,7 @@ def test_policies_say_where_their_tensors_live(name, options):
     ],
     ids=lambda options: options["name"],
 )
-def test_perturbations_say_where_their_tensors_live(options):
+def test_perturbations_pass_a_device_to_every_tensor(options):
     env = centroid()
     group = env.groups["agent"]
     perturbation = make_perturbation(specs=[group.tokens], **options)

@@ -1,4 +1,4 @@
-"""Denormal numbers: zero where we compute, untouched elsewhere."""
+"""Constants that are copied to a device once, and denormal numbers."""
 
 import contextlib
 import sys
@@ -13,18 +13,27 @@ from marl_pool.compiled.mlp import compile_mlp
 from marl_pool.evaluation.computing import computing
 from marl_pool.kernels.functional import mlp
 from marl_pool.options.types import Kernels
-from marl_pool.utils.devices import without_denormals
+from marl_pool.utils.devices import constant, torch_threads, without_denormals
 
-pytestmark = pytest.mark.skipif(
+flushes = pytest.mark.skipif(
     not torch.set_flush_denormal(False), reason="needs a processor that can do it"
 )
+
+
+def test_a_constant_of_bools_is_not_that_of_equal_integers() -> None:
+    cpu = torch.device("cpu")
+    assert constant((1, 0), cpu, torch.bool).dtype == torch.bool
+    numbers = constant((1, 0), cpu)
+    assert numbers.dtype == torch.int64
+    assert constant((1, 0), cpu) is numbers
 
 
 def is_flushed() -> bool:
     return sys.float_info.min / 2 == 0
 
 
-def test_they_are_zero_in_the_block_alone() -> None:
+@flushes
+def test_denormals_are_zero_in_the_block_alone() -> None:
     assert not is_flushed()
     flags = []
     with without_denormals():
@@ -44,6 +53,7 @@ def test_they_are_zero_in_the_block_alone() -> None:
     assert not is_flushed()
 
 
+@flushes
 @pytest.mark.parametrize(
     ("kernels", "threads"), [("torch", 1), ("native", 1), ("native", 2)]
 )
@@ -60,13 +70,8 @@ def test_the_kernel_and_torch_agree(kernels: Kernels, threads: int) -> None:
         (gradient,) = torch.autograd.grad(out, layer[0].weight, values)
         return out, gradient
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        # NumPy compares them in this thread; torch's others may be in either state.
-        with use_kernels(kernels):
-            assert all(part.detach().numpy().all() for part in numbers())
-            with without_denormals():
-                assert not any(part.detach().numpy().any() for part in numbers())
-    finally:
-        torch.set_num_threads(before)
+    # NumPy compares them in this thread; torch's others may be in either state.
+    with torch_threads(threads), use_kernels(kernels):
+        assert all(part.detach().numpy().all() for part in numbers())
+        with without_denormals():
+            assert not any(part.detach().numpy().any() for part in numbers())
