@@ -144,10 +144,10 @@ def test_a_killed_raylet_ends_a_run_that_can_be_resumed(tmp_path):
         if Path(f"/proc/{number}/comm").read_text() == "raylet\n"
     )
     os.kill(raylet, signal.SIGKILL)
-    output, errors = process.communicate(timeout=PATIENCE)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0
-    assert "Raylet is terminated" in output + errors
-    assert f"resume with: marl-pool resume {path}" in errors.splitlines()[-1]
+    # What Ray says itself depends on which of its threads notices first.
+    assert f"lost ray; resume with: marl-pool resume {path}" in errors.splitlines()[-1]
     run = Run.open(path)
     assert run.damage_of(run.latest_checkpoint()) == ""
 
