@@ -1,7 +1,7 @@
 """Train a new run by PPO from Python, as ``marl-pool train`` does."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,6 +147,7 @@ def new_run(
     callback_classes(settings.callbacks)
     folder = Path(path or default_path(config))
     validate_new(folder, settings.storage)
+    is_first = not folder.parent.exists()
     run = Run.create(folder, config, verb)
     try:
         yield run
@@ -154,6 +155,9 @@ def new_run(
         raise  # the checkpoints remain
     except BaseException:  # Ctrl-C and SIGTERM too
         run.discard_if_unused()
+        if is_first:
+            with suppress(OSError):  # it has other files
+                folder.parent.rmdir()
         raise
 
 

@@ -557,7 +557,9 @@ class BatchedEnv(ABC):
 
         The picture may have any size and any dtype that `to_rgb` converts.
         """
-        raise InputError(f"{type(self).__name__} cannot be rendered")
+        raise InputError(
+            f"{type(self).__name__} cannot be rendered: it does not define draw"
+        )
 
 
 def _validate_choices(name: str, actions: Tensor, sizes: tuple[int, ...]) -> None:

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from marl_pool.encoders import ENCODERS
-from marl_pool.encoders.base import Encoder
+from marl_pool.encoders.base import Encoder, IdentityEncoder
 from marl_pool.kernels.functional import Activation, is_transformed
 from marl_pool.networks.embedding import TokenEmbedding, TypeEmbedding, clear_padding
 from marl_pool.options.construction import build
 from marl_pool.options.types import NamedOptions
 from marl_pool.pooling import POOLING
+from marl_pool.pooling.attention import ClsPooling
 from marl_pool.pooling.base import Memory, MemoryPooling, Pooling
 from marl_pool.tokens import Tokens, TokenSpec, drop_tokens
 from marl_pool.utils.devices import may_read
@@ -171,6 +172,12 @@ class SetNetwork(nn.Module):
             }
             self.pooling = build_part("pooling", pooling, POOLING, Pooling, context)
             init_weights(self.pooling, init_std)
+        if type(self.encoder) is IdentityEncoder and type(self.pooling) is ClsPooling:
+            raise InputError(
+                f"pooling {pooling['name']!r}: expected an encoder in which its "
+                f"learned token meets the others, got {encoder['name']!r}: the result "
+                "would not depend on the tokens"
+            )
         self.dim_out = self.pooling.dim_out
         for kind, part in (("encoder", encoder), ("pooling", pooling)):
             if ":" in part["name"]:

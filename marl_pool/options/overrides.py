@@ -123,6 +123,11 @@ def plain(key: str, value: Any) -> Any:
         return float(value)
     if isinstance(value, list | tuple):
         return [plain(key, item) for item in value]
+    if isinstance(value, type):
+        raise InputError(
+            f"{key}: expected numbers, text, lists and mappings, got a class; "
+            f"'{value.__module__}:{value.__qualname__}' names it"
+        )
     if not isinstance(value, Mapping):
         raise InputError(
             f"{key}: expected numbers, text, lists and mappings, "

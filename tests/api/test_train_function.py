@@ -14,6 +14,7 @@ import marl_pool
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.policies.storage import load_policy
+from marl_pool.pooling.ada import AdaPooling
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
 
@@ -79,6 +80,7 @@ def test_options_come_after_overrides(trained):
     [
         ((), {"poling": "max"}, ["poling"]),
         ((), {"ppo": {"lr": torch.ones(2)}}, ["ppo.lr", "numbers", "Tensor"]),
+        ((), {"pooling": AdaPooling}, ["'marl_pool.pooling.ada:AdaPooling' names it"]),
         ((), {"ppo.lr=1 seed": 2}, ["ppo.lr=1 seed"]),
         ((), {"fixed": {"a b": "heuristic"}}, ["fixed.a b"]),
         ((), {"pooling": {"name": "multi", "heads": [{1: "avg"}]}}, ["heads", "1"]),
@@ -95,6 +97,22 @@ def test_it_refuses_what_the_command_refuses(trained, overrides, options, words)
     assert all(word in str(refused.value) for word in words)
     assert trained == []
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("names", [[], ["other"]])
+def test_a_refused_run_leaves_no_folder_of_its_own(monkeypatch, tmp_path, names):
+    monkeypatch.chdir(tmp_path)
+    for name in names:
+        Path("runs", name).mkdir(parents=True)
+
+    def refuse(*_):
+        raise InputError("init: no such policy")
+
+    replace_training(monkeypatch, refuse)
+    with pytest.raises(InputError, match="no such policy"):
+        marl_pool.train(total_steps=16)
+    assert [path.name for path in Path().glob("runs/*")] == names
+    assert Path("runs").exists() == bool(names)
 
 
 @pytest.mark.slow

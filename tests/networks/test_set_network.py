@@ -26,6 +26,7 @@ from marl_pool.utils.errors import InputError
 from marl_pool_studies.adapool.knn_centroid import KnnCentroid
 
 ENCODER = {"name": "transformer", "num_layers": 1, "num_heads": 2}
+TWO = {"heads": [{"name": "cls"}, {"name": "max"}]}
 seeds = st.integers(0, 2**31)
 
 
@@ -423,6 +424,13 @@ def test_self_query_requires_a_self_token() -> None:
     assert (without.query, with_self.query) == ("mean", "self")
     with pytest.raises(InputError, match="encoder: expected one, got none"):
         make(encoder=None)
+
+
+def test_a_class_token_that_meets_no_other_token_is_refused() -> None:
+    with pytest.raises(InputError, match="pooling 'cls': expected an encoder in which"):
+        make("cls", encoder={"name": "identity", "dim": 8})
+    # Beside another head, the pooled vector depends on the tokens.
+    make("multi", encoder={"name": "identity", "dim": 8}, head=TWO)
 
 
 def test_features_of_another_shape_are_refused() -> None:

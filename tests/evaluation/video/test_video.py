@@ -380,5 +380,5 @@ def test_bad_settings_leave_no_file(run, perturbation, change, message):
 def test_an_env_that_cannot_be_drawn() -> None:
     env = FoxAndHens(1)
     policies = {name: RandomPolicy(g.action_space) for name, g in env.groups.items()}
-    with pytest.raises(InputError, match="FoxAndHens cannot be rendered"):
+    with pytest.raises(InputError, match="FoxAndHens .*does not define draw"):
         list(episode_frames(Rollout(env, policies)))
