@@ -2,6 +2,7 @@
 
     python scripts/head_map.py list RUNS --env simple_centroid | sh
     python scripts/head_map.py collect RUNS --out docs/data/head_map.csv
+    python scripts/head_map.py disturb RUNS --out docs/data/head_map.csv
     python scripts/head_map.py table docs/data/head_map.csv --out head_map.png
         --page docs/map.md
 
@@ -9,8 +10,9 @@ A cell is a depth of the encoder, a number of tokens and the share of signal amo
 in one of the environments `STAGES`. `list` prints the commands of the unfinished runs,
 stage by stage, and in a stage all cells of a seed before the next seed. `collect`
 appends the scores of the finished runs that the file lacks, in their own environment
-and out of distribution; 0 is random actions, 1 the scripted policy. `table` prints and
-draws the collected scores, and names a cell's best head only if at least two heads have
+and out of distribution; 0 is random actions, 1 the scripted policy. `disturb` appends
+their scores under each perturbation of ``suite=standard``. `table` prints and draws the
+collected scores, and names a cell's best head only if at least two heads have
 `RANKED_FROM` seeds.
 """
 
@@ -24,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from head_map_tables import CELL, draw, report, write_page
+from head_map_tables import CELL, PERTURBED, draw, report, write_page
 from study_arguments import new_file, reported
 
 from marl_pool import evaluate, load_policy
@@ -53,7 +55,10 @@ STAGES: dict[str, tuple[Stage, ...]] = {
 BLIND = (0, "cls")
 """Excluded depth and head: without layers the class token sees no other token."""
 TOTAL_STEPS = 1_000_000
-EPISODES = 128
+EPISODES = {"clean": 128, PERTURBED: 32}
+"""Episodes of each environment, and of each perturbation and severity."""
+QUESTION = {"collect": "clean", "disturb": PERTURBED}
+"""Key of `EPISODES`, by the action."""
 COLUMNS = ["run", "env", *CELL, "head", "seed", "label", "score", "rise"]
 
 
@@ -142,41 +147,52 @@ def is_finished(run: Run) -> bool:
     return bool(rows) and rows[-1]["env_steps"] >= run.config["total_steps"]
 
 
-def collect(runs: Path, out: Path) -> None:
+def collect(runs: Path, out: Path, question: str) -> None:
     """Append the rows of the finished runs that the file lacks.
+
+    Args:
+        runs: folder of runs.
+        out: CSV to extend.
+        question: key of `EPISODES`.
 
     Raises:
         InputError: no run is finished.
     """
-    present = set[tuple[str, str]]()
-    if out.is_file():
-        present = {*read_map(out).groupby(["env", "run"]).groups}
+    table = read_map(out) if out.is_file() else pd.DataFrame(columns=COLUMNS)
+    is_answer = table["label"].str.split().str[0] == question
+    present = {*table[is_answer].groupby(["env", "run"]).groups}
     opened = [run for run in map(Run.open, sorted(runs.glob("*/"))) if is_finished(run)]
-    if not opened and not present:
+    if not opened and table.empty:
         raise InputError(f"{runs}: expected finished runs, got none")
     for run in opened:
         if (run.env["name"], run.path.name) in present:
             continue
-        rows = evaluated(run).round(4)
+        rows = evaluated(run, question).round(4)
         rows.to_csv(out, mode="a", header=not out.is_file(), index=False)
 
 
-def evaluated(run: Run) -> pd.DataFrame:
-    """Play a run's policy in its own environment and in others: a row for each."""
+def evaluated(run: Run, question: str) -> pd.DataFrame:
+    """Play a run's policy: a row for each environment or each perturbation."""
     cell = cell_of(run)
     transfer = [
         {"label": label, "env": {"counts": counts}}
         for label, counts in cell.elsewhere().items()
     ]
+    elsewhere = {"perturbations": [], "transfer": transfer}
     results = evaluate(
         load_policy(run.policy_dir),
         run.env,
-        suite={"perturbations": [], "transfer": transfer},
-        episodes=EPISODES,
+        suite="standard" if question == PERTURBED else elsewhere,
+        episodes=EPISODES[question],
         threads=1,
     ).to_pandas()
     means = results[results["perturbation"] == "clean"].set_index("policy")["mean"]
     rows = results[results["policy"] == "trained"]
+    if question == PERTURBED:
+        # The mean over severities.
+        rows = rows[rows["perturbation"] != "clean"]
+        rows = rows.groupby("label", sort=False, as_index=False)["score"].mean()
+        rows["label"] = f"{PERTURBED} " + rows["label"]
     rise = late_rise(run) / (means["heuristic"] - means["random"])
     values = dict(zip(CELL, cell, strict=True))
     return rows[["label", "score"]].assign(
@@ -250,7 +266,7 @@ def tabulate(source: Path, out: Path | None, page: Path | None) -> None:
 def main() -> None:
     """List the runs, collect them, or tabulate and draw what was collected."""
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("action", choices=["list", "collect", "table"])
+    parser.add_argument("action", choices=["list", *QUESTION, "table"])
     parser.add_argument("source", type=Path, help="folder of runs, or the CSV")
     parser.add_argument("--env", choices=STAGES, default="simple_centroid")
     parser.add_argument("--out", type=new_file, help="CSV or picture to write")
@@ -260,10 +276,10 @@ def main() -> None:
     with reported(parser):
         if arguments.action == "list":
             print(*commands(source, arguments.env), sep="\n")
-        elif arguments.action == "collect":
+        elif arguments.action in QUESTION:
             if out is None:
                 raise InputError("--out: expected the CSV to extend")
-            collect(source, out)
+            collect(source, out, QUESTION[arguments.action])
         else:
             tabulate(source, out, arguments.page)
 

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 CELL = ["depth", "tokens", "share"]
+PERTURBED = "perturbed"
 QUESTIONS = {
     "clean": "as trained",
     "tokens": "other numbers of tokens",
     "share": "other shares of signal",
+    PERTURBED: "mean over the perturbations of suite=standard",
 }
 """First word of a row's label → title; a question's score is the mean over its rows."""
 SOURCE = "simple_centroid"
@@ -163,8 +165,9 @@ def report(table: pd.DataFrame) -> str:
     for env, rows in table.groupby("env"):
         parts += [f"*{env}*: {summary(rows)}"]
         for question, title in QUESTIONS.items():
-            scores = score_table(answered(rows, question))
-            parts += [f"**Score in {env}, {title}**", scores]
+            scores = answered(rows, question)
+            if len(scores):
+                parts += [f"**Score in {env}, {title}**", score_table(scores)]
     return "\n\n".join([*parts, "**Advice**", advice_table(table)])
 
 
@@ -318,17 +321,21 @@ def draw(table: pd.DataFrame, out: Path) -> None:
     """Draw what the best and the worst head lose in `SOURCE`, a row a question."""
     table = table[table["env"] == SOURCE]
     depths = sorted(table["depth"].unique())
+    # Perturbations were measured in too few cells for a map.
+    questions = [question for question in QUESTIONS if question != PERTURBED]
     sides = [sorted(table[key].unique(), key=_place) for key in ("share", "tokens")]
     panels = [(depth, place) for depth in depths for place in ("best", "worst")]
-    figure = new_figure(2.3 * len(panels) + 1, 2.2 * len(QUESTIONS))
-    grid = figure.subplots(len(QUESTIONS), len(panels), squeeze=False)
-    for row, (question, title) in zip(grid, QUESTIONS.items(), strict=True):
+    figure = new_figure(2.3 * len(panels) + 1, 2.2 * len(questions))
+    grid = figure.subplots(len(questions), len(panels), squeeze=False)
+    for row, question in zip(grid, questions, strict=True):
         scores = answered(table, question)
         for axes, (depth, place) in zip(row, panels, strict=True):
             cells = scores[scores.index.get_level_values("depth") == depth]
             image = _heat_map(axes, losses(cells, place), sides)
             layers = "1 layer" if depth == 1 else f"{depth} layers"
-            axes.set_title(f"{place} head, {layers}\n{title}", fontsize=8.5)
+            axes.set_title(
+                f"{place} head, {layers}\n{QUESTIONS[question]}", fontsize=8.5
+            )
     figure.colorbar(image, ax=grid, label="score lost relative to the scripted policy")
     save_png(figure, out, 110)
 

@@ -1,5 +1,6 @@
 """The map of pooling heads: its cells, runs, tables and tested advice."""
 
+import shutil
 import sys
 from fractions import Fraction
 
@@ -8,7 +9,6 @@ import head_map_tables as tables
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from head_map import MapCell
 from head_map_tables import Advice
 
@@ -147,14 +147,14 @@ def runs(tmp_path_factory):
         train(*TINY.split(), *small.split(), *words, run_dir=folder / name)
     begun = {**Run.open(folder / name).config, "total_steps": 512}
     Run.create(folder / "begun", begun)
-    head_map.collect(folder, folder / "map.csv")
+    head_map.collect(folder, folder / "map.csv", "clean")
     return folder
 
 
 @pytest.mark.slow
 def test_finished_runs_are_collected_once(runs):
     table = pd.read_csv(runs / "map.csv")
-    head_map.collect(runs, runs / "map.csv")
+    head_map.collect(runs, runs / "map.csv", "clean")
     pd.testing.assert_frame_equal(pd.read_csv(runs / "map.csv"), table)
     assert [*table["run"].unique()] == ["0-1-4-3-avg-0", "1-1-1-6-gated-0"]
     clean = table[table["label"] == "clean"]
@@ -165,6 +165,25 @@ def test_finished_runs_are_collected_once(runs):
     assert set(table[table["run"] == "1-1-1-6-gated-0"]["label"]) == labels
     assert np.isfinite(table[["score", "rise"]]).all(axis=None)
     assert "2 runs, 1 seed of each head in a cell" in tables.report(table)
+
+
+@pytest.mark.slow
+def test_scores_under_perturbations_are_a_question_of_the_same_table(runs, tmp_path):
+    out = tmp_path / "map.csv"
+    shutil.copy(runs / "map.csv", out)
+    for _ in range(2):  # the second time there is nothing to add
+        head_map.collect(runs, out, tables.PERTURBED)
+    table = pd.read_csv(out)
+    added = table.iloc[len(pd.read_csv(runs / "map.csv")) :]
+    suite = compose("evaluate", ["suite=standard"])["perturbations"]
+    assert len(added) == 2 * len(suite)
+    assert {"perturbed shuffle", "perturbed occlude among=signal"} < {*added["label"]}
+    scores = tables.answered(table, tables.PERTURBED)
+    means = added.groupby("head")["score"].mean()
+    for head, score in means.items():
+        assert scores[head].dropna().item() == pytest.approx(score)
+    assert "mean over the perturbations of suite=standard" in tables.report(table)
+    assert "perturbations" not in tables.report(pd.read_csv(runs / "map.csv"))
 
 
 @pytest.mark.slow
@@ -321,19 +340,12 @@ def test_a_mistake_is_one_line(monkeypatch, tmp_path, capsys, words, message):
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_without_layers_the_class_token_is_blind():
+def test_without_layers_a_class_token_is_refused():
     depth, head = head_map.BLIND
     words = [*MapCell(depth, 8, HALF).encoder.split(), f"pooling={head}"]
     config = compose("train", ["experiment=simple_centroid", *words])
     env = make_batched_env("simple_centroid", num_envs=2, counts="1-4-3", seed=0)
-    env.reset()
-    tokens, group = env.observe()["agent"], env.groups["agent"]
-    policy = TokenPolicy(
-        group.tokens,
-        group.action_space,
-        encoder=config["encoder"],
-        pooling=config["pooling"],
-        seed=0,
-    )
-    vectors, _ = policy.pool(tokens.flatten_batch())
-    assert torch.equal(vectors[0], vectors[1])
+    group = env.groups["agent"]
+    parts = {"encoder": config["encoder"], "pooling": config["pooling"]}
+    with pytest.raises(InputError, match="would not depend on the tokens"):
+        TokenPolicy(group.tokens, group.action_space, **parts, seed=0)
