@@ -87,6 +87,7 @@ def evaluate(
     from marl_pool.config.sections import GROUPS
 
     check_argument("config_dir", config_dir, str | Path | None)
+    check_argument("title", title, str | None)
     check_argument("out", out, str | Path | None)
     in_main_thread = threading.current_thread() is threading.main_thread()
     if env_timeout is not None and not in_main_thread:

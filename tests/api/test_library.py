@@ -186,6 +186,7 @@ def suite(name: str, severities: Any) -> dict[str, Any]:
         (noop, {"suite": {"episodes": 3}}, "unknown key of a suite 'episodes'"),
         (noop, suite("shuffle", np.linspace(0, 1, 3)), "expected plain numbers, text,"),
         (noop, {"out": 3}, "out: expected text, Path or null, got 3"),
+        (noop, {"title": 3}, "title: expected text or null, got 3"),
         (noop, {"config_dir": 3}, "config_dir: expected text, Path or null, got 3"),
         (noop, {"device": "cuda:77"}, "device: expected one that is available"),
         (lambda observation: [[1.0], [1.0, 2.0]], {}, "expected an array of actions"),
