@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -263,9 +264,9 @@ def here(name: str, size: Size) -> list[dict[str, Any]]:
 def main() -> None:
     """Run the chosen benchmarks, print a table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    patterns = {"nargs": "+", "metavar": "NAME", "default": []}
-    parser.add_argument("--only", **patterns, help="names or patterns: 'kernel/*'")
-    parser.add_argument("--skip", **patterns, help="names or patterns to leave out")
+    add_patterns = partial(parser.add_argument, nargs="+", metavar="NAME", default=[])
+    add_patterns("--only", help="names or patterns: 'kernel/*'")
+    add_patterns("--skip", help="names or patterns to leave out")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument(
         "--table",

@@ -10,6 +10,7 @@ vector minus the sampler's; the KL is of the learner's policy from the sampler's
 
 from argparse import ArgumentParser
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ from marl_pool.files.figures import (
     style_axes,
 )
 from marl_pool.policies.actions import kl_divergence
-from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.policies.token_policy import TokenPolicy, pooled_of
 
 HEADS = ("max", "cls", "ada", "avg")
 SEEDS = range(10)
@@ -84,7 +85,8 @@ def compare(head: str, condition: Condition, seed: int) -> Tensor:
     torch.manual_seed(seed)
 
     def pool(*, training: bool) -> Tensor:
-        vectors, _ = policy.train(training).pool(tokens.flatten_batch())
+        for_action, _ = policy.train(training).pool(tokens.flatten_batch())
+        vectors = pooled_of(for_action)
         if training and condition.place == POOLED:
             vectors = functional.dropout(vectors, rate)
         return vectors
@@ -119,7 +121,7 @@ def table(measured: dict[tuple[str, Condition], Tensor]) -> str:
 
 
 @figure_style()
-def draw(measured: dict[tuple[str, Condition], Tensor], out: str) -> None:
+def draw(measured: dict[tuple[str, Condition], Tensor], out: Path) -> None:
     """Plot the shift and the KL against each factor."""
     styles = line_styles(HEADS)
     figure = new_figure(10, 5)

@@ -9,7 +9,7 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gymnasium import spaces
@@ -111,7 +111,7 @@ def option_rows(cls: type) -> Iterator[Row]:
             yield f"`env.{key}`", default, kind, markdown(texts.get(key, ""))
 
 
-def group_rows(groups: dict[str, AgentGroup]) -> Iterator[Row]:
+def group_rows(groups: Mapping[str, AgentGroup]) -> Iterator[Row]:
     """Yield the observation and action sizes of each group of agents."""
     yield "group", "agents", "tokens", "features", "types", "action"
     for name, group in groups.items():
@@ -127,6 +127,7 @@ def action(group: AgentGroup) -> str:
     space = group.action_space
     if isinstance(space, spaces.Discrete):
         return f"one of {space.n} choices"
+    assert isinstance(space, spaces.Box)
     low, high, size = space.low.min(), space.high.max(), space.shape[0]
     return f"{size} number{'s' if size > 1 else ''} in [{low:g}, {high:g}]"
 

@@ -10,6 +10,7 @@ import argparse
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,7 +27,7 @@ def main() -> None:
     parser.add_argument("--kernel", choices=("native", "torch"))
     wanted = parser.parse_args().kernel
     start = time.perf_counter()
-    names: dict[str, tuple[int, ...]] = {}
+    names: dict[str, Any] = {}
     exec(first_block((ROOT / "README.md").read_text(encoding="utf-8")), names)
     seconds = time.perf_counter() - start
     import marl_pool

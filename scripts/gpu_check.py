@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,7 @@ def check_graph(name: str, device: str) -> None:
         with torch.no_grad():
             for policy in rollout.policies.values():
                 for parameter in policy.parameters():
-                    parameter += 0.1
+                    parameter.add_(0.1)
         parts.append(rollout.steps(8))
         assert rollout.uses_graph == (uses_graph and device != "cpu")
         results.append(tree_leaves((parts, rollout.pop_finished())))
@@ -233,7 +234,8 @@ class Trained:
     def evaluate(self) -> None:
         """Compare the returns of an evaluation with those on a CPU."""
         policy = load_policy(self.folder / "whole" / "policy")
-        env, suite = {"name": "simple_centroid", "max_steps": 8}, {"perturbations": []}
+        env = {"name": "simple_centroid", "max_steps": 8}
+        suite: dict[str, list[str]] = {"perturbations": []}
         ours, reference = (
             marl_pool.evaluate(policy, env, suite=suite, episodes=16, device=device)
             for device in (self.device, "cpu")
@@ -247,24 +249,20 @@ def checks(device: str, folder: Path, *, tiny: bool) -> dict[str, Callable[[], N
     kinds = perturbation_names()
     if tiny:
         heads, encoders, kinds = heads[:2], encoders[:2], kinds[:3]
-    # Bind the loop's variables now: the checks run later.
     by_name: dict[str, Callable[[], None]] = {}
     for name in ENVS:
-        by_name[f"env/{name}"] = lambda name=name: check_env(name, device)
-        by_name[f"no_waiting/{name}"] = lambda name=name: check_reads(name, device)
-        by_name[f"graph/{name}"] = lambda name=name: check_graph(name, device)
+        by_name[f"env/{name}"] = partial(check_env, name, device)
+        by_name[f"no_waiting/{name}"] = partial(check_reads, name, device)
+        by_name[f"graph/{name}"] = partial(check_graph, name, device)
     for kind in kinds:
-        by_name[f"perturbation/{kind}"] = lambda kind=kind: check_env(
-            "simple_centroid", device, kind
+        by_name[f"perturbation/{kind}"] = partial(
+            check_env, "simple_centroid", device, kind
         )
     for head in heads:
-        by_name[f"head/{head}"] = lambda head=head: check_network(
-            device, {"pooling": head}
-        )
+        by_name[f"head/{head}"] = partial(check_network, device, {"pooling": head})
     for encoder in encoders:
-        by_name[f"encoder/{encoder}"] = lambda encoder=encoder: check_network(
-            device, {"encoder": encoder, "pooling": "avg"}
-        )
+        options = {"encoder": encoder, "pooling": "avg"}
+        by_name[f"encoder/{encoder}"] = partial(check_network, device, options)
     trained = Trained(device, folder)
     return {
         **by_name,

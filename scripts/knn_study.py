@@ -209,7 +209,7 @@ def _published(trial: Mapping[str, Any]) -> Mapping[str, Mapping[Any, float]]:
     size = tuple(task[key] for key in ("num_vectors", "dim"))
     whole = (*size, encoder["dim"], encoder.get("num_layers"))
     if task["target"] == "nearest":
-        return PUBLISHED.get(whole, {})  # type: ignore[call-overload, no-any-return]
+        return PUBLISHED.get(whole, {})
     return AGGREGATION if whole == (128, 16, 16, 12) else {}
 
 

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from scipy.stats import t
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def markdown_table(columns: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """Format a Markdown table, without a newline at the end."""
     lines = [columns, ["---"] * len(columns), *rows]
     cells = ([str(text).replace("|", "\\|") for text in line] for line in lines)

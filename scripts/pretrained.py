@@ -155,7 +155,8 @@ def stages(name: str, runs: Path) -> list[Stage]:
     if name not in trainable():
         choices = ", ".join(trainable())
         raise InputError(f"expected the name of a training, {choices}, got {name!r}")
-    result, folders = [], {}
+    result: list[Stage] = []
+    folders: dict[str, Path] = {}
     for line in COMMANDS[name]:
         _, verb, *words = shlex.split(line)
         for place, folder in folders.items():
@@ -234,7 +235,7 @@ def ship(runs: Path, names: Sequence[str], *, overwrite: bool) -> None:
                 name,
                 folder,
                 commits=", ".join(dict.fromkeys(commits)),
-                env_steps=env_steps and int(env_steps),
+                env_steps=None if env_steps is None else int(env_steps),
                 seconds=round(sum(row["seconds"] for row in last_rows), 1),
             ).write(folder)
             if overwrite and (FOLDER / name).is_dir():

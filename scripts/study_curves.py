@@ -8,6 +8,7 @@ its 95 % t interval and thin lines for the seeds. The printed table has the mean
 last tenth of each trial's rows.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from marl_pool.runs.sweep import read_table
 BINS = 50
 
 
-def final_returns(table: pd.DataFrame, keys: list[str], metric: str) -> pd.DataFrame:
+def final_returns(
+    table: pd.DataFrame, keys: Sequence[str], metric: str
+) -> pd.DataFrame:
     """Compute the mean of the last tenth of each trial's rows."""
 
     def last(rows: pd.DataFrame) -> float:
@@ -96,7 +99,7 @@ def main() -> None:
     for key in (arguments.facet, arguments.line, arguments.metric):
         if key not in table:
             parser.error(f"{key}: no such column; choose from {', '.join(table)}")
-    keys = [arguments.facet, arguments.line]
+    keys = (arguments.facet, arguments.line)
     print(markdown(final_returns(table, keys, arguments.metric), *keys))
     draw(table, *keys, arguments.metric, arguments.out)
 

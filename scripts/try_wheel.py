@@ -63,7 +63,7 @@ def main() -> None:
         subprocess.run([python, *pip, wheel], check=True, env=clean)
         installed = time.perf_counter() - start
         alone = {**clean, "PATH": str(Path(scratch, "empty"))}
-        command = [python, EXAMPLE, "--kernel", kernel]
+        command: list[str | Path] = [python, EXAMPLE, "--kernel", kernel]
         subprocess.run(command, check=True, env=alone, cwd=scratch)
         total = time.perf_counter() - start
     print(f"{wheel.name}: installed in {installed:.1f} s, a vector after {total:.1f} s")

@@ -50,6 +50,7 @@ def generation(size: Size) -> Iterator[Row]:
     evaluator = Evaluator(EvolveConfig.from_plain(config))
     start = torch.zeros_like(to_vector(evaluator.agent))
     layer = evaluator.agent.sensor
+    assert isinstance(layer, AttentionNeuronPooling)
     member = member_by_member(layer, repetitions)
     mapped = population_mapped(layer, population, repetitions, 2 if size.tiny else 20)
     whole, ratios = [], []

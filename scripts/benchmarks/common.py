@@ -285,6 +285,7 @@ def random_actions(env: BatchedEnv) -> dict[str, Tensor]:
         space, shape = group.action_space, (env.num_envs, group.num_agents)
         if isinstance(space, spaces.Discrete):
             return torch.randint(int(space.n), shape, generator=generator)
+        assert isinstance(space, spaces.Box)
         low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
         return low + (high - low) * torch.rand(*shape, *low.shape, generator=generator)
 

@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ class Network:
         with torch.no_grad():
             for parameter in network.parameters():
                 if parameter.dim() == 1:
-                    parameter += 0.1 * torch.randn_like(parameter)
+                    parameter.add_(0.1 * torch.randn_like(parameter))
         return network.to(self.dtype)
 
     def batch(self, rows: int) -> Tokens:
@@ -74,19 +75,19 @@ class Network:
         return Tokens(features.to(self.dtype), types, padding)
 
 
-CENTROID = {"dim": 8, "layers": 3, "heads": 8, "tokens": 32}
+CENTROID = Network(dim=8, layers=3, heads=8, tokens=32)
 NETWORKS = {
-    "simple_centroid": Network(**CENTROID),
+    "simple_centroid": CENTROID,
     "simple_tag": Network(dim=3, layers=6, heads=3, tokens=32),
     "boxworld": Network(dim=6, layers=6, heads=6, tokens=8, features=6, types=1),
     "boxworld_50": Network(dim=6, layers=6, heads=6, tokens=50, features=6, types=1),
     "width_16": Network(dim=16, layers=3, heads=4, tokens=32),
     "width_32": Network(dim=32, layers=3, heads=4, tokens=32),
     "width_64": Network(dim=64, layers=3, heads=4, tokens=32),
-    "simple_centroid/64_rows": Network(**CENTROID, rows=64),
-    "simple_centroid/float64": Network(**CENTROID, dtype=torch.float64),
-    "simple_centroid/padded": Network(**CENTROID, padded=0.25),
-    "simple_centroid/avx2": Network(**CENTROID, level="v3"),
+    "simple_centroid/64_rows": replace(CENTROID, rows=64),
+    "simple_centroid/float64": replace(CENTROID, dtype=torch.float64),
+    "simple_centroid/padded": replace(CENTROID, padded=0.25),
+    "simple_centroid/avx2": replace(CENTROID, level="v3"),
     "width_16/avx2": Network(dim=16, layers=3, heads=4, tokens=32, level="v3"),
     "width_64/avx2": Network(dim=64, layers=3, heads=4, tokens=32, level="v3"),
 }
@@ -174,7 +175,7 @@ def kernel_for(level: str) -> Iterator[None]:
         built = ", ".join(sorted(paths)) or "none"
         raise InputError(f"kernel: expected kernel-{level}, got {built}")
     kernel, original = ctypes.CDLL(str(paths[f"kernel-{level}"])), call.library
-    call.library = lambda: kernel
+    call.library = functools.cache(lambda: kernel)
     try:
         yield
     finally:

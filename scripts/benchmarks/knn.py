@@ -82,14 +82,15 @@ class Plain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.types = nn.Embedding(2, DIM)
-        self.layers = nn.ModuleList(
+        layers = [
             nn.TransformerEncoderLayer(
                 DIM, 8, 64, 0.0, "gelu", batch_first=True, norm_first=True, bias=True
             )
             for _ in range(12)
-        )
-        for layer in self.layers:
+        ]
+        for layer in layers:
             layer.dropout2.p = DROPOUT  # the only dropout of the paper
+        self.layers = nn.ModuleList(layers)
 
     def forward(self, features: Tensor, types: Tensor) -> Tensor:
         """Map ``(B, N, d)`` to ``(B, d)``."""

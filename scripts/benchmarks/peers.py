@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import linear
@@ -122,7 +122,7 @@ class MappedNeurons(Neurons):
         return out.sigmoid() * state.tanh(), state
 
 
-def _vector_env(number: int) -> SyncVectorEnv:
+def _vector_env(number: int) -> VectorEnv[np.ndarray, np.ndarray, np.ndarray]:
     return SyncVectorEnv([SwingUp for _ in range(number)])
 
 

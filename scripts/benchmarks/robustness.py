@@ -1,7 +1,8 @@
 """Benchmark of the standard suite: every perturbation at five severities."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import marl_pool
 from benchmarks.common import Row, Size, by_torch, compare, taking_turns
@@ -19,7 +20,7 @@ def standard_suite(size: Size) -> Iterator[Row]:
     policy = make_policy(group.tokens, group.action_space, pooling="ada", seed=0)
     played: list[int] = []
 
-    def run(suite: object) -> None:
+    def run(suite: str | Mapping[str, Any]) -> None:
         measured = marl_pool.evaluate(
             policy,
             env,
