@@ -24,7 +24,7 @@ from marl_pool.policies.action_spaces import Selection
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.selection import SelectedTokens
 from marl_pool.tokens import Tokens, TokenSpec, identity_origin
-from marl_pool.utils.devices import may_read
+from marl_pool.utils.devices import may_read, validate_cuda
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys, uniform
 
@@ -209,12 +209,7 @@ class BatchedEnv(ABC):
     ) -> None:
         self.num_envs, self.max_steps, self.seed = num_envs, max_steps, seed
         self.device, self.dtype = torch.device(device), dtype
-        if self.device.type == "cuda":
-            count = torch.cuda.device_count()
-            if (self.device.index or 0) >= count:
-                places = f"one of {count} CUDA devices"
-                places = places if count else "cpu, since torch finds no CUDA device"
-                raise InputError(f"device: expected {places}, got {device}")
+        validate_cuda(self.device)
         self.env_ids = torch.arange(num_envs, device=self.device) + first_env
         self.episodes = torch.full_like(self.env_ids, first_episode - 1)
         self.steps = torch.zeros_like(self.env_ids)

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
-import torch
 
 from marl_pool.compiled.choice import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.options.names import inheritance
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.signals import STOPPING, patience
+from marl_pool.utils.devices import validate_cuda
 from marl_pool.utils.errors import InputError, StoppedError, one_line
 from marl_pool.utils.text import print_line
 
@@ -254,9 +254,9 @@ def validate_device(config: TrainConfig) -> None:
     # Without separate processes, runners and learners use this process's devices.
     resources, devices = config.resources, {}
     if not resources.num_env_runners and config.device != "cpu":
-        devices["device"] = torch.device(config.device)
+        devices["device"] = config.device
     if not resources.num_learners and resources.num_gpus_per_learner:
-        devices["resources.num_gpus_per_learner"] = torch.device("cuda")
+        devices["resources.num_gpus_per_learner"] = "cuda"
     # GPUs need runners or learners in processes, except for one of a local learner.
     for kind, processes, gpus, limit in (
         ("env_runner", resources.num_env_runners, resources.num_gpus_per_env_runner, 0),
@@ -273,12 +273,8 @@ def validate_device(config: TrainConfig) -> None:
             f"resources.num_gpus_per_learner: expected 0 or at least 1 for several "
             f"learners, got {resources.num_gpus_per_learner:g}"
         )
-    num_devices = torch.cuda.device_count()
     for key, device in devices.items():
-        if (device.index or 0) >= num_devices:
-            places = f"one of the {num_devices} CUDA devices of this process"
-            places = places if num_devices else "cpu, since torch finds no CUDA device"
-            raise InputError(f"{key}: expected {places}, got {device}")
+        validate_cuda(device, key)
 
 
 def validate_cluster(demand: Mapping[str, float], key: str = "resources") -> float:

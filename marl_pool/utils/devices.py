@@ -1,4 +1,4 @@
-"""Transfers between host and GPU, which stall the GPU, and denormal numbers of CPUs."""
+"""Missing GPUs, transfers that stall one, and threads and denormal numbers of CPUs."""
 
 import sys
 from collections.abc import Iterator
@@ -9,7 +9,18 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from marl_pool.utils.errors import InputError
+
 _forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
+
+
+def validate_cuda(device: str | torch.device, key: str = "device") -> None:
+    """Raise `InputError` for a CUDA device that torch does not find."""
+    place, count = torch.device(device), torch.cuda.device_count()
+    if place.type == "cuda" and (place.index or 0) >= count:
+        places = f"one of {count} CUDA devices"
+        places = places if count else "cpu, since torch finds no CUDA device"
+        raise InputError(f"{key}: expected {places}, got {device}")
 
 
 def may_read(tensor: Tensor) -> bool:

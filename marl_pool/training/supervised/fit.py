@@ -38,6 +38,7 @@ from marl_pool.training.supervised.results import (
 )
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Task
+from marl_pool.utils.devices import validate_cuda
 from marl_pool.utils.errors import InputError, one_line
 
 PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
@@ -109,7 +110,7 @@ def price(config: FitConfig, folder: Path) -> Cost:
     Generated data go to ``folder``. Raises `InputError` where `fit` does.
     """
     torch.set_num_threads(config.threads)
-    validate_gpu(config)
+    validate_cuda(config.device)
     task = make_task(config)
     task.preview(_data_folder(config, folder))
     return estimate(task, config)
@@ -158,14 +159,6 @@ def validate_data(config: FitConfig) -> None:
         make_task(config).preview(_data_folder(config, Path(folder)))
 
 
-def validate_gpu(config: FitConfig) -> None:
-    """Reject a CUDA device that this machine lacks."""
-    device, count = torch.device(config.device), torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        best = f"at most cuda:{count - 1}" if count else "cpu, because there is no GPU"
-        raise InputError(f"device: expected {best}, got {device}")
-
-
 def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
     """Load a run's prepared task and the best network of a fold.
 
@@ -204,7 +197,7 @@ class FitMethod(TrainingMethod):
     def __init__(self, run: Run, config: FitConfig) -> None:
         super().__init__(run, config.fit.folds * config.fit.epochs)
         self.config, self.settings = config, config.fit
-        validate_gpu(config)
+        validate_cuda(config.device)
         self.task = make_task(config)
         self.task.prepare(_data_folder(config, run.path))
         self.results: list[FoldResult] = []

@@ -14,13 +14,14 @@ from marl_pool.training.errors import checkpoint_to_resume
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.settings import SweepSettings
-from marl_pool.training.supervised.fit import make_task, validate_data, validate_gpu
+from marl_pool.training.supervised.fit import make_task, validate_data
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.estimate import cell_of, detectable, size_of, time_left
 from marl_pool.training.sweep.plan import Plan, SearchPlan
 from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.schedule import Scheduler, bundles, saved
 from marl_pool.training.sweep.trial import Outcome
+from marl_pool.utils.devices import validate_cuda
 from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.text import print_line, quoted
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 VALIDATE: dict[str, tuple[Callable[[Any], None], Callable[[Any], object]]] = {
     "train": (cluster.validate_device, algorithm_config),
-    "fit": (validate_gpu, make_task),
+    "fit": (lambda config: validate_cuda(config.device), make_task),
 }
 """By verb, functions that reject a missing device and parts that do not fit."""
 

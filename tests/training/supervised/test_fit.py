@@ -505,7 +505,8 @@ def test_fit_from_the_command_line(elsewhere, capsys):
 @pytest.mark.parametrize("flag", ["--dry-run", "--run-dir=run"])
 def test_a_missing_gpu_is_refused(refused, monkeypatch, count, flag):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    expected = "at most cuda:1" if count else "cpu, because there is no GPU"
+    none = "cpu, since torch finds no CUDA device"
+    expected = f"one of {count} CUDA devices" if count else none
     err = refused("fit", *FEW, "device=cuda:2", flag)
     assert err == f"marl-pool: device: expected {expected}, got cuda:2\n"
 
@@ -636,7 +637,7 @@ def test_trials_share_data_which_a_dry_run_deletes(tmp_path, monkeypatch, dry_ru
 def test_a_sweep_refuses_a_missing_gpu(elsewhere, refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     err = refused("sweep", "--verb", "fit", *TINY[:3], "seed=0,1", "device=cuda")
-    assert "device: expected cpu, because there is no GPU, got cuda (trial seed=" in err
+    assert "device: expected cpu, since torch finds no CUDA device, got cuda (" in err
     assert not list(elsewhere.iterdir())
 
 
