@@ -118,7 +118,7 @@ def lead(finals: pd.Series) -> tuple[float, float]:
         leads.append(sums / count - rest)
         observed += returns[is_reference].mean() - returns[~is_reference].mean()
     # Count the sums of one lead of each level that are as large. Ten seeds have 184,756
-    # leads in a level: sort those of the last level instead of forming all sums.
+    # leads in a level: sort the last ones instead of forming all sums.
     *others, last = map(np.sort, leads)
     sums, bound = (
         reduce(np.add.outer, others, np.zeros(1)).ravel(),
