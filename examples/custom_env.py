@@ -7,15 +7,12 @@ Arguments are overrides, as for ``marl-pool train``. An existing PettingZoo
 """
 
 import argparse
-from collections.abc import Mapping
-from typing import Unpack
 
 import torch
 from gymnasium import spaces
-from torch import Tensor
 
 import marl_pool
-from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
+from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.tokens import Tokens, TokenSpec
 
 
@@ -30,31 +27,26 @@ class Reach(BatchedEnv):
     state_names = ("points",)
 
     def __init__(
-        self,
-        num_envs: int,
-        *,
-        num_targets: int = 3,
-        max_steps: int = 20,
-        **common: Unpack[EnvOptions],
-    ) -> None:
+        self, num_envs, *, num_targets: int = 3, max_steps: int = 20, **common
+    ):
         super().__init__(num_envs, max_steps=max_steps, **common)
         self.points = torch.zeros(num_envs, 1 + num_targets, 2)  # the agent is first
         spec = TokenSpec(1 + num_targets, 2, ("self", "target"), positions=(0, 1))
         self.groups = {"agent": AgentGroup(1, spec, spaces.Box(-1.0, 1.0, (2,)))}
 
-    def observe(self) -> dict[str, Tokens]:
+    def observe(self):
         """Positions relative to the agent: (num_envs, agents, tokens, 2)."""
         relative = (self.points - self.points[:, :1])[:, None]
         types = torch.ones(relative.shape[:-1], dtype=torch.long)
         types[..., 0] = 0
         return {"agent": Tokens(relative, types, torch.zeros_like(types) > 0)}
 
-    def place(self, rows: Tensor, keys: Tensor) -> None:
+    def place(self, rows, keys):
         uniform = self.sample_uniform(keys, self.points[0].numel())
         self.points = self.points.clone()
         self.points[rows] = 2 * uniform.unflatten(1, (-1, 2)) - 1
 
-    def advance(self, actions: Mapping[str, Tensor]) -> Advance:
+    def advance(self, actions):
         self.points = self.points.clone()
         self.points[:, 0] += 0.1 * actions["agent"][:, 0]
         distances = (self.points[:, 1:] - self.points[:, :1]).norm(dim=-1)
