@@ -120,10 +120,8 @@ def lead(finals: pd.Series) -> tuple[float, float]:
     # Count the sums of one lead of each level that are as large. Ten seeds have 184,756
     # leads in a level: sort the last ones instead of forming all sums.
     *others, last = map(np.sort, leads)
-    sums, bound = (
-        reduce(np.add.outer, others, np.zeros(1)).ravel(),
-        abs(observed) - 1e-9,
-    )
+    sums = reduce(np.add.outer, others, np.zeros(1)).ravel()
+    bound = abs(observed) - 1e-9
     above = len(last) - np.searchsorted(last, bound - sums)
     below = np.searchsorted(last, -bound - sums, side="right")
     p_value = (above + below).sum() / (len(sums) * len(last))

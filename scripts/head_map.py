@@ -57,8 +57,8 @@ BLIND = (0, "cls")
 TOTAL_STEPS = 1_000_000
 EPISODES = {"clean": 128, PERTURBED: 32}
 """Episodes of each environment, and of each perturbation and severity."""
-QUESTION = {"collect": "clean", "disturb": PERTURBED}
-"""Key of `EPISODES`, by the action."""
+ACTIONS = {"collect": "clean", "disturb": PERTURBED}
+"""Action → key of `EPISODES` whose rows it appends."""
 COLUMNS = ["run", "env", *CELL, "head", "seed", "label", "score", "rise"]
 
 
@@ -266,7 +266,7 @@ def tabulate(source: Path, out: Path | None, page: Path | None) -> None:
 def main() -> None:
     """List the runs, collect them, or tabulate and draw what was collected."""
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("action", choices=["list", *QUESTION, "table"])
+    parser.add_argument("action", choices=["list", *ACTIONS, "table"])
     parser.add_argument("source", type=Path, help="folder of runs, or the CSV")
     parser.add_argument("--env", choices=STAGES, default="simple_centroid")
     parser.add_argument("--out", type=new_file, help="CSV or picture to write")
@@ -276,10 +276,10 @@ def main() -> None:
     with reported(parser):
         if arguments.action == "list":
             print(*commands(source, arguments.env), sep="\n")
-        elif arguments.action in QUESTION:
+        elif arguments.action in ACTIONS:
             if out is None:
                 raise InputError("--out: expected the CSV to extend")
-            collect(source, out, QUESTION[arguments.action])
+            collect(source, out, ACTIONS[arguments.action])
         else:
             tabulate(source, out, arguments.page)
 

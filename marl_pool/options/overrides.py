@@ -123,15 +123,12 @@ def plain(key: str, value: Any) -> Any:
         return float(value)
     if isinstance(value, list | tuple):
         return [plain(key, item) for item in value]
-    if isinstance(value, type):
-        raise InputError(
-            f"{key}: expected numbers, text, lists and mappings, got a class; "
-            f"'{value.__module__}:{value.__qualname__}' names it"
-        )
     if not isinstance(value, Mapping):
+        kind = type(value).__name__
+        if isinstance(value, type):
+            kind = f"a class; '{value.__module__}:{value.__qualname__}' names it"
         raise InputError(
-            f"{key}: expected numbers, text, lists and mappings, "
-            f"got {type(value).__name__}"
+            f"{key}: expected numbers, text, lists and mappings, got {kind}"
         )
     for name in value:
         if not isinstance(name, str) or not name.isidentifier():
