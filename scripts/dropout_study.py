@@ -6,8 +6,9 @@
 `collect` reads the configurations of the runs in a folder, and their metrics as means
 over ten iterations. `table` prints, for each cell, the final return of each seed, their
 mean and interquartile mean with bootstrap intervals, and the probability that a run of
-the cell returns more than one of AdaPool; then AdaPool's lead over each head, by
-dropout. A final return is the mean over the last tenth of the recorded iterations.
+the cell returns more than one of AdaPool, if there are any; then AdaPool's lead over
+each head, by dropout. A final return is the mean over the last tenth of the recorded
+iterations.
 """
 
 from argparse import ArgumentParser
@@ -79,11 +80,11 @@ def markdown(table: pd.DataFrame) -> str:
     for cell, values in finals.groupby(level=KEYS):
         counts, dropout, head = cell
         returns = values.to_numpy()
-        reference = finals.xs((counts, dropout), level=KEYS[:2])
-        if REFERENCE not in reference:
-            raise InputError(f"{cell}: expected runs of {REFERENCE} to compare with")
-        opponents = reference[REFERENCE].to_numpy()
-        wins = probability_of_improvement(returns[:, None], opponents[:, None])
+        opponents = finals.xs((counts, dropout), level=KEYS[:2]).get(REFERENCE)
+        wins = ""
+        if head != REFERENCE and opponents is not None:
+            pair = (returns[:, None], opponents.to_numpy()[:, None])
+            wins = f"{float(probability_of_improvement(*pair)):.2f}"
         estimates = [bootstrap(returns), bootstrap(returns, interquartile_mean)]
         rows.append(
             [
@@ -92,7 +93,7 @@ def markdown(table: pd.DataFrame) -> str:
                 head,
                 ", ".join(f"{value:.2f}" for value in returns),
                 *(_interval(*estimate) for estimate in estimates),
-                "" if head == REFERENCE else f"{float(wins):.2f}",
+                wins,
             ]
         )
     head = ["counts", "dropout", "head", "each seed", "mean", "IQM", "beats ada"]
@@ -121,9 +122,9 @@ def lead(finals: pd.Series) -> tuple[float, float]:
     # leads in a level: sort the last ones instead of forming all sums.
     *others, last = map(np.sort, leads)
     sums = reduce(np.add.outer, others, np.zeros(1)).ravel()
-    bound = abs(observed) - 1e-9
+    bound = max(abs(observed) - 1e-9, 0)
     above = len(last) - np.searchsorted(last, bound - sums)
-    below = np.searchsorted(last, -bound - sums, side="right")
+    below = np.searchsorted(last, -bound - sums, side="right" if bound else "left")
     p_value = (above + below).sum() / (len(sums) * len(last))
     return observed / len(leads), float(p_value)
 
@@ -133,6 +134,8 @@ def leads_text(table: pd.DataFrame) -> str:
     finals, lines = final_returns(table), []
     for dropout, returns in finals.groupby(level="dropout"):
         heads = returns.index.get_level_values("pooling")
+        if REFERENCE not in heads:
+            continue
         for head in sorted({*heads} - {REFERENCE}):
             pair = returns[heads.isin([REFERENCE, head])].droplevel("dropout")
             difference, p_value = lead(pair)

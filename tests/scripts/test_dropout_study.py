@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from dropout_study import lead
+from dropout_study import METRICS, lead, leads_text, markdown
 from scipy.stats import permutation_test
 
 
@@ -43,3 +43,17 @@ def test_levels_are_exchanged_each_by_itself():
     }
     # Six ways at each level; none has a larger lead than 2 and 1, only the reverse.
     assert lead(finals(levels)) == (pytest.approx(1.5), pytest.approx(2 / 36))
+
+
+def test_a_head_without_runs_of_ada_is_compared_with_none():
+    rows = [
+        ("1-3-28", dropout, head, seed, 100, value, 1.0, 0.0)
+        for dropout, heads in ((0.1, ("ada", "max")), (0.02, ("max",)))
+        for head in heads
+        for seed, value in enumerate((-1.0, -2.0))
+    ]
+    columns = ["counts", "dropout", "pooling", "seed", "env_steps", *METRICS]
+    table = pd.DataFrame(rows, columns=columns)
+    last_cells = [line.split("|")[-2].strip() for line in markdown(table).splitlines()]
+    assert last_cells[2:] == ["", "", "0.50"]
+    assert leads_text(table) == "dropout 0.1: ada leads max by 0.00, p = 1.000"
