@@ -37,10 +37,7 @@ def layers() -> list[list[str]]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
     rows = next(c["layers"] for c in contracts if c["type"] == "layers")
-    return [
-        [room.strip().removeprefix("marl_pool.") for room in row.split("|")]
-        for row in rows
-    ]
+    return [[room.strip() for room in row.split("|")] for row in rows]
 
 
 def draw(rows: list[list[str]]) -> str:
