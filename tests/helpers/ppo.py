@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
@@ -45,6 +45,12 @@ def resumed(path: Path, total_steps: int) -> Run:
 
 def rllib_config(config: dict) -> PPOConfig:
     return algorithm_config(TrainConfig.from_plain(config))
+
+
+def local_learner(algo: PPO) -> Any:
+    """Return the learner in this process."""
+    (answer,) = algo.learner_group.foreach_learner(lambda learner: learner)
+    return answer.get()
 
 
 def episodes_of(

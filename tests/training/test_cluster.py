@@ -1,6 +1,7 @@
 """Starting or joining ray, and how waiting for it ends."""
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -17,6 +18,13 @@ import torch
 
 ray = pytest.importorskip("ray")
 
+from ray.rllib.algorithms.ppo import PPO
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.core.models.catalog import Catalog
+from ray.rllib.core.rl_module.torch import TorchRLModule
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from helpers.paths import ROOT
@@ -67,15 +75,21 @@ def started(monkeypatch) -> list[dict]:
     return calls
 
 
-def test_only_public_names_of_ray_are_used():
+@pytest.fixture(scope="module")
+def users() -> dict[str, str]:
+    """Contents of the files that import ray, by path."""
     files = [
         file
         for room in ("marl_pool", "marl_pool_studies", "scripts")
         for file in (ROOT / room).rglob("*.py")
     ]
-    contents = {file: file.read_text() for file in files}
+    contents = {str(file.relative_to(ROOT)): file.read_text() for file in files}
     users = {f: text for f, text in contents.items() if re.search(IMPORT, text, re.M)}
     assert users
+    return users
+
+
+def test_no_private_module_of_ray_is_used(users):
     for file, text in users.items():
         for node in ast.walk(ast.parse(text)):
             names = []
@@ -87,6 +101,27 @@ def test_only_public_names_of_ray_are_used():
                 names = [ast.unparse(node)]
             private = [name for name in names if re.match(r"ray\.(.*\.)?_", name)]
             assert not private, f"{file}: {names}"
+
+
+def private_names(code: str) -> set[str]:
+    """Return the private attributes that a file uses or a class has, and methods."""
+    attributes = re.findall(r"\.(_[a-z]\w*|__code__)\b", code)
+    return {*attributes, *re.findall(r"def (_[a-z]\w*)\(self", code)}
+
+
+def test_the_decision_lists_every_private_name_of_rllib(users):
+    bases = {
+        base
+        for class_ in (PPO, LearnerGroup, EnvRunnerGroup, EnvRunner, PPOTorchLearner)
+        for base in (*class_.__mro__, *Catalog.__mro__, *TorchRLModule.__mro__)
+        if base.__module__.startswith("ray.")
+    }
+    rllib = {"__code__"}.union(*(private_names(inspect.getsource(b)) for b in bases))
+    used = set().union(*map(private_names, users.values()))
+    decision = (ROOT / "docs/decisions/008-rllib.md").read_text()
+    listed = set(re.findall(r"`(_\w+)`", decision))
+    # An older RLlib may lack some of the names.
+    assert rllib & used <= listed <= used
 
 
 def test_ray_leaves_the_handlers_of_signals_as_they_were(started, monkeypatch):

@@ -93,7 +93,7 @@ class BatchedPPO(PPO):
         if has_processes(self.config):
             super().training_step()
             return
-        runner, learner = self.env_runner, self.learner_group._learner
+        runner = self.env_runner
         # Sample; there is no batch if the runner failed or no learning agent acted.
         with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
             batch = runner.sample_batch()
@@ -111,7 +111,7 @@ class BatchedPPO(PPO):
             )
             self.metrics.aggregate(results, key=LEARNER_RESULTS)
         with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
-            runner.copy_weights(learner)
+            self.learner_group.foreach_learner(runner.copy_weights)
 
     @override
     def get_auto_filled_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -13,7 +13,11 @@ import torch
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.training_data import TrainingData
-from ray.rllib.utils.metrics import ALL_MODULES, NUM_MODULE_STEPS_TRAINED
+from ray.rllib.utils.metrics import (
+    ALL_MODULES,
+    NUM_MODULE_STEPS_TRAINED,
+    WEIGHTS_SEQ_NO,
+)
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
@@ -106,12 +110,16 @@ class BatchedPPOLearner(PPOTorchLearner):
       continues exactly.
     - A non-finite loss or gradient is reported, and its optimizer step is skipped.
     - Metrics describe the last minibatch, and are logged once per update.
+
+    Attributes:
+        num_updates: number of updates since the start of the run.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._seed: int = self.config.learner_config_dict[SEED]
-        seed_process(self._seed)
+        self._run_seed: int = self.config.learner_config_dict[SEED]
+        seed_process(self._run_seed)
+        self.num_updates = 0
         self._flat: dict[str, FlatParameters] = {}
         self._given_device = torch.device("cpu")
 
@@ -127,7 +135,7 @@ class BatchedPPOLearner(PPOTorchLearner):
 
     @override
     def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
-        flat = FlatParameters(self.get_parameters(self._module[module_id]))
+        flat = FlatParameters(self.get_parameters(self.module[module_id]))
         self._flat[module_id] = flat
         self.register_optimizer(
             module_id=module_id,
@@ -138,13 +146,15 @@ class BatchedPPOLearner(PPOTorchLearner):
 
     @override
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        # RLlib leaves out the KL coefficients.
+        # RLlib leaves out the KL coefficients, and numbers the weights in its `update`.
         kl = {mid: float(c) for mid, c in self.curr_kl_coeffs_per_module.items()}
-        return {**super().get_state(*args, **kwargs), KL_COEFFICIENTS: kl}
+        state = super().get_state(*args, **kwargs)
+        return {**state, KL_COEFFICIENTS: kl, WEIGHTS_SEQ_NO: self.num_updates}
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
+        self.num_updates = state.get(WEIGHTS_SEQ_NO, self.num_updates)
         for module_id, coefficient in state.get(KL_COEFFICIENTS, {}).items():
             self.curr_kl_coeffs_per_module[module_id].fill_(coefficient)
 
@@ -170,7 +180,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             rows_by_module: Mapping[str, Any] = training_data.batch.policy_batches
         else:
             rows_by_module = episode_rows(training_data.episodes)
-        move = operator.methodcaller("to", self._device)
+        move = operator.methodcaller("to", self.device)
         batch = {
             mid: prepare_rows(
                 map_rows(move, rows_by_module[mid]),
@@ -180,12 +190,12 @@ class BatchedPPOLearner(PPOTorchLearner):
             for mid in sorted(rows_by_module)
         }
         # Seed every update by its own number, so that a resumed run repeats it exactly.
-        self._weights_seq_no += 1
-        seed = zlib.crc32(f"{self._seed} {self._weights_seq_no}".encode())
+        self.num_updates += 1
+        seed = zlib.crc32(f"{self._run_seed} {self.num_updates}".encode())
         # torch.manual_seed seeds every kind of device, and stores a traceback for each
         # that has not been used, which takes milliseconds.
         torch.default_generator.manual_seed(seed)
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
         generator = torch.Generator("cpu").manual_seed(seed)
         # Take a gradient step on each minibatch; log the metrics of the last one.

@@ -13,7 +13,6 @@ import ray
 import torch
 from ray.rllib.core import COMPONENT_RL_MODULE
 from ray.rllib.core.columns import Columns
-from ray.rllib.core.learner.learner import Learner
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -36,6 +35,7 @@ from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.training.fixed_policies import Fixed, build_fixed
 from marl_pool.training.ppo.batch import Rows, concatenate_rows
 from marl_pool.training.ppo.faults import Failure
+from marl_pool.training.ppo.learner import BatchedPPOLearner
 from marl_pool.training.ppo.trajectories import (
     estimate_advantages,
     own_turns,
@@ -107,9 +107,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             torch.set_num_threads(1)
             gpus = self.config.num_gpus_per_env_runner
             self.device = "cuda" if gpus > 0 else "cpu"
-        self._weights_seq_no = self._restarts = 0
+        self.num_updates = self._restarts = 0
         # Tensors of each module here, and of its copy in this process's learner.
-        self._learner: Learner | None = None
         self._weights: list[tuple[list[Tensor], list[Tensor]]] = []
         # The first `sample` resets the environments.
         self.rollout: Rollout | None = None
@@ -227,7 +226,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, num_steps, reduce="sum")
             return []
         # Log the number of the weights that sampled, and the duration.
-        self.metrics.log_value(WEIGHTS_SEQ_NO, self._weights_seq_no, window=1)
+        self.metrics.log_value(WEIGHTS_SEQ_NO, self.num_updates, window=1)
         seconds = time.perf_counter() - began
         self.metrics.log_value(SAMPLE_SECONDS, seconds, reduce="max")
         return converted
@@ -282,10 +281,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             return to_teams(trajectory, *estimates, size)
         return trajectory, *estimates
 
-    def copy_weights(self, learner: Learner) -> None:
+    def copy_weights(self, learner: BatchedPPOLearner) -> None:
         """Copy the weights of this process's learner, which is always the same one."""
-        assert self._learner is None or self._learner is learner
-        self._learner = learner
         # Collect the tensors only once, which takes longer than copying them.
         if not self._weights:
             modules = [
@@ -297,7 +294,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         with torch.no_grad():
             for local, remote in self._weights:
                 torch._foreach_copy_(local, remote)
-        self._weights_seq_no = learner._weights_seq_no
+        self.num_updates = learner.num_updates
 
     @override
     def get_metrics(self) -> Any:
@@ -318,7 +315,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
                 ),
                 **kwargs,
             )
-            state[WEIGHTS_SEQ_NO] = self._weights_seq_no
+            state[WEIGHTS_SEQ_NO] = self.num_updates
         # Weight syncs request other components, so they do not copy environments.
         has_rollout = self._check_component(ROLLOUT, components, not_components)
         if has_rollout and self.rollout is not None:
@@ -330,13 +327,13 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         if COMPONENT_RL_MODULE in state:
             # Keep the current weights if they are newer.
             number = state.get(WEIGHTS_SEQ_NO, 0)
-            if number == 0 or self._weights_seq_no < number:
+            if number == 0 or self.num_updates < number:
                 weights = state[COMPONENT_RL_MODULE]
                 if isinstance(weights, ray.ObjectRef):
                     weights = ray.get(weights)
                 self.module.set_state(weights)
             if number > 0:
-                self._weights_seq_no = number
+                self.num_updates = number
         if NUM_ENV_STEPS_SAMPLED_LIFETIME in state:
             self.num_env_steps_sampled_lifetime = state[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         self._restarts = state.get(RESTARTS, self._restarts)

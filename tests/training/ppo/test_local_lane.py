@@ -19,7 +19,7 @@ from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import nn
 
 from helpers.farm import FoxAndHens, policies_of
-from helpers.ppo import episodes_of
+from helpers.ppo import episodes_of, local_learner
 from helpers.training import RAY_WARNINGS, run_python
 from marl_pool.config import compose
 from marl_pool.policies.actions import ActionSpec
@@ -105,7 +105,7 @@ def test_tensors_and_episodes_give_the_same_update(build, monkeypatch, overrides
         monkeypatch.setattr(BatchedPPO, "training_step", training_step)
         algo = build(compose("train", overrides))
         results = [algo.train()["learners"] for _ in range(3)]
-        learner = algo.learner_group._learner
+        learner = local_learner(algo)
         return results, {name: copy.deepcopy(m) for name, m in learner.module.items()}
 
     metrics, modules = train(BatchedPPO.training_step)
@@ -261,7 +261,7 @@ def test_a_module_without_rows_in_the_last_minibatch_is_logged(build: Any) -> No
     base = [override for override in TOY if override.split("=")[0] not in sizes]
     overrides = [f"{key}={value}" for key, value in sizes.items()] + ["ppo.kl_target=9"]
     algo = build(compose("train", [*base, *overrides]))
-    learner = algo.learner_group._learner
+    learner = local_learner(algo)
     batch = algo.env_runner.sample_batch()
     # Four steps of the fox, and twelve of the hens in four minibatches.
     rows = batch.policy_batches["fox"]

@@ -29,6 +29,7 @@ from helpers.farm import (
 from helpers.ppo import (
     assert_same,
     assert_same_weights,
+    local_learner,
     resumed,
     rllib_config,
     run_of,
@@ -256,7 +257,7 @@ SHARED = ["env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"]
 )
 def test_each_epoch_has_every_row_of_a_module(build, overrides, expected):
     algo = build(config_of("ppo.num_epochs=3", *overrides))
-    learner = algo.learner_group._learner
+    learner = local_learner(algo)
     log_probs: dict[str, list[torch.Tensor]] = {name: [] for name in expected}
     update = learner._update
 

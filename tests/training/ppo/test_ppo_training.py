@@ -15,7 +15,14 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS, WEIGHTS_SEQ_NO
 
-from helpers.ppo import assert_same, resumed, rllib_config, run_of, weights_of
+from helpers.ppo import (
+    assert_same,
+    local_learner,
+    resumed,
+    rllib_config,
+    run_of,
+    weights_of,
+)
 from helpers.tables import yaml_cases
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
@@ -102,7 +109,7 @@ def test_without_dropout_the_first_ratio_is_one_and_with_it_is_not(build):
 
 def test_recorded_values_are_what_the_learner_would_compute(build):
     algo = build(config_of())
-    runner, learner = algo.env_runner, algo.learner_group._learner
+    runner, learner = algo.env_runner, local_learner(algo)
     episodes = runner.sample()
     rows = prepare_rows(episode_rows(episodes)["agent"], UNSCALED)
     with torch.no_grad():
@@ -141,7 +148,7 @@ def test_learners_with_microbatches_keep_equal_weights(build):
 @pytest.mark.parametrize(("size", "steps"), [("null", 1), ("32", 2), ("20", 4)])
 def test_a_minibatch_counts_agent_steps(build, size, steps):
     algo = build(config_of("env.num_agents=4", f"ppo.minibatch_size={size}"))
-    learner, counts = algo.learner_group._learner, []
+    learner, counts = local_learner(algo), []
     update = learner._update
 
     def count(batch):
@@ -294,7 +301,7 @@ def test_the_runner_obeys_rllibs_interface(build):
     before = runner.module["agent"].policy.value_head[0].weight.clone()
     agent = weights[COMPONENT_RL_MODULE]["agent"]
     zeros = {"agent": {name: 0 * weight for name, weight in agent.items()}}
-    runner._weights_seq_no = 5
+    runner.num_updates = 5
     runner.set_state({COMPONENT_RL_MODULE: zeros, WEIGHTS_SEQ_NO: 4})
     assert torch.equal(runner.module["agent"].policy.value_head[0].weight, before)
     runner.set_state({COMPONENT_RL_MODULE: ray.put(zeros), WEIGHTS_SEQ_NO: 6})

@@ -8,7 +8,7 @@ ray = pytest.importorskip("ray")
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
-from helpers.ppo import assert_same, resumed, run_of
+from helpers.ppo import assert_same, local_learner, resumed, run_of
 from helpers.training import RAY_WARNINGS
 from marl_pool.compiled.choice import use_kernels
 from marl_pool.config import compose
@@ -53,7 +53,7 @@ def test_remote_runners_and_learners_share_sequences(tmp_path):
 
 def test_every_step_is_passed_as_often_as_asked(build):
     algo = build(config_of())
-    learner = algo.learner_group._learner
+    learner = local_learner(algo)
     steps: dict[str, list[int]] = {"fox": [], "hen": []}
     rows: dict[str, list[int]] = {"fox": [], "hen": []}
     update = learner._update
@@ -84,7 +84,7 @@ def test_pieces_add_up_to_the_gradient_of_the_whole_minibatch(build, monkeypatch
             for module in ("fox", "hen")
             for name in ("policy_loss", "vf_loss", "entropy")
         ]
-        flats = algo.learner_group._learner._flat.values()
+        flats = local_learner(algo)._flat.values()
         return [*losses, *(flat.values.grad.clone() for flat in flats)]
 
     expected, summed = gradients_and_losses(1000), gradients_and_losses(7)
