@@ -56,10 +56,10 @@ LEARNER = "algorithm/learner_group/learner"
 BEST_PARTS = ("best/config.json", "best/model.safetensors")
 PARTS = {
     "train": (
-        "algorithm/algorithm_state.pkl",
-        "algorithm/env_runner/state.pkl",
-        f"{LEARNER}/state.pkl",
-        f"{LEARNER}/rl_module/*/module_state.pkl",
+        "algorithm/algorithm_state.pt",
+        "algorithm/env_runner/state.pt",
+        f"{LEARNER}/state.pt",
+        f"{LEARNER}/rl_module/*/module_state.pt",
         "progress.json",
         *POLICY_PARTS,
     ),

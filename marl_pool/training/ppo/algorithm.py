@@ -1,12 +1,13 @@
 """RLlib's PPO with local tensors and restarts, and its checkpoints."""
 
-import pickle
+import io
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from ray.rllib import core
 from ray.rllib.algorithms import algorithm
@@ -25,6 +26,7 @@ from ray.rllib.utils.metrics import (
     WEIGHTS_SEQ_NO,
 )
 from ray.tune.trainable import Trainable
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from typing_extensions import override
 
 from marl_pool.files.atomic import new_binary_file
@@ -37,15 +39,25 @@ from marl_pool.training.ppo.faults import all_learners_live, wait_for_runner
 from marl_pool.training.ppo.module import build_policy
 from marl_pool.training.ppo.runner import RESTARTS
 from marl_pool.training.signals import patience
+from marl_pool.utils.errors import InputError
 
 UPDATE_SECONDS = 1800.0
 """Limit on one update by remote learners, in seconds."""
 RESTART_SECONDS = 120.0
 """Longest wait for a restarted runner when all runners have died, in seconds."""
-ALGORITHM_STATE, RUNNER_STATE = "algorithm_state.pkl", "env_runner/state.pkl"
-LEARNER_STATE = "learner_group/learner/state.pkl"
-MODULE_STATE = "learner_group/learner/rl_module/{}/module_state.pkl"
-"""Paths in a checkpoint, as RLlib names them."""
+ALGORITHM_STATE, RUNNER_STATE = "algorithm_state.pt", "env_runner/state.pt"
+LEARNER_STATE = "learner_group/learner/state.pt"
+MODULE_STATE = "learner_group/learner/rl_module/{}/module_state.pt"
+"""Paths in a checkpoint, as RLlib names them but for the suffix."""
+NUMPY_GLOBALS: list[Any] = [
+    np.ndarray,
+    np.dtype,
+    *{type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"},
+    # The functions that rebuild arrays and scalars.
+    np.zeros(0).__reduce__()[0],
+    np.float64(0).__reduce__()[0],
+]
+"""What a state may name besides torch's and Python's plain types."""
 
 
 class BatchedPPO(PPO):
@@ -182,10 +194,12 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
     """Write the complete state of an algorithm, for an exact resume.
 
     RLlib lets a remote learner write its part of the state to its machine's disk. Here
-    the driver collects and writes all parts, under RLlib's names.
+    the driver collects and writes all parts, under RLlib's names, in a form that is
+    read without running code: tensors, numpy arrays and Python's plain types.
 
     Raises:
         OSError: a learner died, or the files cannot be written.
+        InputError: a part of the state, such as that of a plug-in, has another type.
     """
     # RLlib would silently leave out the state of a dead learner.
     if not all_learners_live(algo):
@@ -202,22 +216,30 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
     }
     for path, part in parts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        # torch hides the reason of a failure to write, such as a full disk.
+        content = io.BytesIO()
+        torch.save(part, content)
+        content.seek(0)
+        _validate_plain(path, content)
         with new_binary_file(folder / path) as out:
-            pickle.dump(part, out)
+            out.write(content.getbuffer())
 
 
 def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
     """Restore the state that `save_algorithm` wrote.
 
-    The files are unpickled, so they must come from a trusted source.
+    Nothing in the files is imported or called, except constructors of tensors and of
+    numpy arrays.
 
     Raises:
         OSError, KeyError: a part is missing, which RLlib would silently reinitialize.
+        InputError: a part has other types.
     """
 
     def load(path: str) -> Any:
-        with (folder / path).open("rb") as content:
-            return pickle.load(content)
+        _validate_plain(path, folder / path)
+        with safe_globals(NUMPY_GLOBALS):
+            return torch.load(folder / path, map_location="cpu", weights_only=True)
 
     # Read the parts back into the structure that `get_state` returns.
     specs = algo.config.rl_module_spec.rl_module_specs
@@ -232,6 +254,17 @@ def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
             core.COMPONENT_ENV_RUNNER: load(RUNNER_STATE),
         }
     )
+
+
+def _validate_plain(path: str, content: Path | io.BytesIO) -> None:
+    """Raise InputError if a part of a checkpoint names types that are not plain."""
+    with safe_globals(NUMPY_GLOBALS):
+        types = get_unsafe_globals_in_checkpoint(content)
+    if types:
+        raise InputError(
+            f"{path}: expected tensors, numpy arrays and plain data, "
+            f"got {', '.join(sorted(types))}"
+        )
 
 
 def save_modules(

@@ -300,7 +300,7 @@ class PPOMethod(TrainingMethod):
     @override
     def parts(self) -> tuple[str, ...]:
         modules = sorted(set(self.modules.values()))
-        weights = (f"{LEARNER}/rl_module/{name}/module_state.pkl" for name in modules)
+        weights = (f"{LEARNER}/rl_module/{name}/module_state.pt" for name in modules)
         return (*super().parts, *weights)
 
     @override

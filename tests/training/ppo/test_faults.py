@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import json
 import os
-import pickle
 import re
 import resource
 import shutil
@@ -16,9 +15,11 @@ import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 ray = pytest.importorskip("ray")
 
@@ -36,6 +37,7 @@ from helpers.training import (
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.files import atomic
+from marl_pool.files.manifest import add_to_manifest
 from marl_pool.policies.storage import load_policies
 from marl_pool.runs.run import Run, iteration_of
 from marl_pool.training.ppo import train
@@ -345,11 +347,10 @@ def test_learners_without_a_disk_are_resumed(tmp_path, monkeypatch, learners):
     run = trained(tmp_path / "run", *settings, f"total_steps={BATCH * 2}")
     # What is on the driver's disk is what the learners had: weights and optimizers.
     folder = run.latest_checkpoint() / "algorithm" / "learner_group" / "learner"
-    saved_state = pickle.loads((folder / "state.pkl").read_bytes())
+    saved_state = read_state(folder / "state.pt")
     modules = {name: folder / "rl_module" / name for name in ("fox", "hen")}
     saved_state["rl_module"] = {
-        name: pickle.loads((module / "module_state.pkl").read_bytes())
-        for name, module in modules.items()
+        name: read_state(module / "module_state.pt") for name, module in modules.items()
     }
     run, learner_state = resumed(tmp_path / "run", total), states[1]
     assert len(restored) == learners
@@ -358,6 +359,46 @@ def test_learners_without_a_disk_are_resumed(tmp_path, monkeypatch, learners):
         assert_equal(state["optimizer"], learner_state["optimizer"])
     if straight is not None:
         assert_same(run, straight)
+
+
+def read_state(file: Path) -> Any:
+    """Read any types, other than a resume does."""
+    return torch.load(file, weights_only=False)
+
+
+class Touch:
+    """A value that touches a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return self.file.touch, ()
+
+
+def test_a_checkpoint_is_read_without_running_code(tmp_path, reference):
+    path, touched = tmp_path / "run", tmp_path / "touched"
+    _, newest = copy_of(reference, path)
+    file = "algorithm/env_runner/state.pt"
+    torch.save(Touch(touched), newest / file)
+    add_to_manifest(newest, file)
+    with pytest.raises(StoppedError, match=r"env_runner/state.pt: .* pathlib"):
+        resumed(path, BATCH * 5)
+    assert not touched.exists()
+
+
+def test_a_state_that_could_not_be_read_is_not_saved(tmp_path):
+    learner = {"learner": {"rl_module": {}}}
+    state = {"learner_group": learner, "env_runner": Touch(tmp_path)}
+    answers = [SimpleNamespace(ok=True)]
+    algo: Any = SimpleNamespace(
+        get_state=lambda: state,
+        learner_group=SimpleNamespace(foreach_learner=lambda call: answers),
+        config=SimpleNamespace(num_learners=0),
+    )
+    message = "env_runner/state.pt: expected tensors, numpy arrays and plain data, got "
+    with pytest.raises(InputError, match=message):
+        save_algorithm(algo, tmp_path / "algorithm")
 
 
 def copy_of(run: Run, path: Path) -> tuple[Path, Path]:
@@ -373,7 +414,7 @@ PARTS = [
     LEARNER,
     f"{LEARNER}/rl_module/hen",
     "algorithm/env_runner",
-    "algorithm/algorithm_state.pkl",
+    "algorithm/algorithm_state.pt",
     "policy",
     "progress.json",
 ]
@@ -405,8 +446,8 @@ def test_an_incomplete_checkpoint_is_never_resumed(
 
 
 FLIPPED = [
-    f"{LEARNER}/state.pkl",
-    f"{LEARNER}/rl_module/hen/module_state.pkl",
+    f"{LEARNER}/state.pt",
+    f"{LEARNER}/rl_module/hen/module_state.pt",
     "progress.json",
     "policy/model.safetensors",
     "policy/config.json",
