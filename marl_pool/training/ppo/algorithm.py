@@ -33,6 +33,7 @@ from marl_pool.files.atomic import new_binary_file
 from marl_pool.kernels.functional import strip_prefix
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
+from marl_pool.tokens import Tokens
 from marl_pool.training.fixed_policies import Fixed, frozen_module
 from marl_pool.training.ppo.batch import ModuleShards
 from marl_pool.training.ppo.faults import all_learners_live, wait_for_runner
@@ -49,7 +50,8 @@ ALGORITHM_STATE, RUNNER_STATE = "algorithm_state.pt", "env_runner/state.pt"
 LEARNER_STATE = "learner_group/learner/state.pt"
 MODULE_STATE = "learner_group/learner/rl_module/{}/module_state.pt"
 """Paths in a checkpoint, as RLlib names them but for the suffix."""
-NUMPY_GLOBALS: list[Any] = [
+PLAIN_GLOBALS: list[Any] = [
+    Tokens,
     np.ndarray,
     np.dtype,
     *{type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"},
@@ -195,7 +197,7 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
 
     RLlib lets a remote learner write its part of the state to its machine's disk. Here
     the driver collects and writes all parts, under RLlib's names, in a form that is
-    read without running code: tensors, numpy arrays and Python's plain types.
+    read without running code: tensors, `Tokens`, numpy arrays and Python's plain types.
 
     Raises:
         OSError: a learner died, or the files cannot be written.
@@ -238,7 +240,7 @@ def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
 
     def load(path: str) -> Any:
         _validate_plain(path, folder / path)
-        with safe_globals(NUMPY_GLOBALS):
+        with safe_globals(PLAIN_GLOBALS):
             return torch.load(folder / path, map_location="cpu", weights_only=True)
 
     # Read the parts back into the structure that `get_state` returns.
@@ -258,7 +260,7 @@ def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
 
 def _validate_plain(path: str, content: Path | io.BytesIO) -> None:
     """Raise InputError if a part of a checkpoint names types that are not plain."""
-    with safe_globals(NUMPY_GLOBALS):
+    with safe_globals(PLAIN_GLOBALS):
         types = get_unsafe_globals_in_checkpoint(content)
     if types:
         raise InputError(
