@@ -3,8 +3,8 @@
 Each verb names a default option for each group. Presets choose other options and set
 keys; what the user types takes precedence. An option holds the defaults of a
 constructor's signature, or the keys of a YAML file on top of the options that it names
-as ``defaults``. Any key is composed; the check that follows compares it with the
-signature.
+as ``defaults``; a list named ``KEY+`` is appended to that of ``KEY``. Any key is
+composed; the check that follows compares it with the signature.
 """
 
 import copy
@@ -325,7 +325,7 @@ def _nested(override: Override) -> Config:
 
 
 def _merge(config: Config, content: Mapping[str, Any]) -> None:
-    """Replace values in ``config``; mappings are merged, lists are not."""
+    """Replace values in ``config``; merge mappings, and append ``KEY+`` to a list."""
     for key, value in content.items():
         if key == DEFAULTS_KEY:
             continue
@@ -335,6 +335,12 @@ def _merge(config: Config, content: Mapping[str, Any]) -> None:
                 section = {"name": section}
             config[key] = dict(section) if isinstance(section, Mapping) else {}
             _merge(config[key], value)
+        elif (
+            isinstance(value, list)
+            and str(key).endswith("+")
+            and isinstance(base := config.get(key[:-1]), list)
+        ):
+            config[key[:-1]] = [*base, *value]
         else:
             config[key] = value
 

@@ -391,9 +391,9 @@ def test_the_standard_suite_fits_and_is_filled_in():
     suite = compose("evaluate")["perturbations"]
     full = compose("evaluate", ["suite=full"])["perturbations"]
     assert sorted({entry["name"] for entry in suite}) == OBSERVED
+    assert full[: len(suite)] == suite
     for entry in suite:
         assert len(entry["severities"]) == 5
-        assert entry in full
         options = set(section_options(GROUPS["perturbation"], entry["name"]))
         assert set(entry) == options - {"severity"} | {"name", "severities"}
 
@@ -470,6 +470,20 @@ def test_config_dir_adds_options(tmp_path):
     message = "choose from ada, ada_corner, .*, avg, cls, cnn, corner, "
     with pytest.raises(InputError, match=message):
         compose("train", ["pooling=corn"], tmp_path)
+
+
+def test_a_preset_appends_to_the_list_of_its_base(tmp_path):
+    write_yaml(
+        tmp_path / "suite" / "mine.yaml",
+        "defaults: [quick]\nperturbations+: [{name: bias, severities: [1.0]}]\n",
+    )
+    suite = compose("evaluate", ["suite=mine"], tmp_path)["perturbations"]
+    assert suite[:-1] == compose("evaluate", ["suite=quick"])["perturbations"]
+    assert suite[-1]["name"] == "bias"
+    for key in ("episodes+", "unknown+"):  # of no list
+        write_yaml(tmp_path / "suite" / "mine.yaml", f"{key}: [1]\n")
+        with pytest.raises(InputError, match=rf"unknown key '{re.escape(key)}'"):
+            compose("evaluate", ["suite=mine"], tmp_path)
 
 
 def test_a_wrong_value_is_refused_with_the_files_of_the_user(tmp_path):
