@@ -32,14 +32,15 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 
 @dataclass(kw_only=True, eq=False)
 class Occlude(TokenShare):
-    """Remove exactly ``round(severity * n)`` of n tokens in each row.
+    """Remove a share of the tokens, or set their features to 0: dead sensors.
 
-    n counts the tokens present of the kinds in ``among``, except a protected one. The
-    same tokens are missing until the next resampling; when a token vanishes from the
-    environment in between, the number is recomputed.
+    Exactly ``round(severity * n)`` of n tokens are removed in each row; n counts the
+    tokens present of the kinds in ``among``, except a protected one. The same tokens
+    are missing until the next resampling; when a token vanishes from the environment in
+    between, the number is recomputed.
 
     Args:
-        severity: share of the removed tokens; halves round to even.
+        severity: share of the tokens that is removed; halves round to even.
         mode: ``"drop"`` pads them, so that the policy knows that they are missing.
             ``"zero"`` sets their features to 0, as a dead sensor does. Where features
             are relative to the observer, 0 is the position of the observer.
@@ -118,7 +119,7 @@ class Occlude(TokenShare):
 
 @dataclass(kw_only=True, eq=False)
 class Duplicate(TokenShare):
-    """Append a second copy of a share of the tokens.
+    """Append a second copy of a share of the tokens: double counts.
 
     A maximum is not affected, a mean is. A copy shows the current features of its
     token, and is padded when the token vanishes. N grows by ``round(severity * N)``,
@@ -180,7 +181,7 @@ class Inject(SampledPerturbation):
     Args:
         token_type: index of the type, or its name if ``type_names`` are given, or None
             for the last type that is not signal.
-        severity: share of ``count``.
+        severity: share of ``count`` that is appended.
         count: number of distractors at severity 1.
         place: ``"alike"``, ``"far"`` or ``"near"``.
         spread: half side of the square of uniform offsets, in the units of the

@@ -128,10 +128,11 @@ class Shuffle(TokenShare):
 
 @dataclass(kw_only=True, eq=False)
 class Rewire(TokenShare):
-    """Permute the features of the tokens present; types and padding stay.
+    """Permute the features of the tokens present: crossed wires.
 
-    Unlike a shuffle this changes the set, and no policy without memory can undo it.
-    When a token vanishes, the token that shows its features is padded too.
+    Types and padding stay. Unlike a shuffle this changes the set, and no policy without
+    memory can undo it. When a token vanishes, the token that shows its features is
+    padded too.
 
     Args:
         severity: share of the tokens present that take part in the permutation.

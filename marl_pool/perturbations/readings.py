@@ -144,7 +144,7 @@ class Bias(DisturbedReadings):
 
 @dataclass(kw_only=True, eq=False)
 class Jitter(Bias):
-    """Add Gaussian noise to features: a `Bias` that is resampled at every step."""
+    """Add Gaussian noise, new at every step, to each feature: an imprecise sensor."""
 
     word: ClassVar[str] = "jittered"
     every: PositiveInt | None = 1
@@ -152,11 +152,11 @@ class Jitter(Bias):
 
 @dataclass(kw_only=True, eq=False)
 class Scale(DisturbedReadings):
-    """Multiply each feature of each token by a log-normal factor around 1.
+    """Multiply each feature by a log-normal factor around 1: a badly scaled sensor.
 
     ``x exp(severity * spread * ε)`` with ``ε ~ N(0, 1)``, independent for each token
-    and feature and constant until it is resampled: a miscalibrated sensor. A feature
-    of 0 stays 0. Images (uint8) are rounded and clipped to [0, 255].
+    and feature and constant until it is resampled. A feature of 0 stays 0. Images
+    (uint8) are rounded and clipped to [0, 255].
 
     Args:
         severity: standard deviation of log factors in units of ``spread``.
@@ -179,11 +179,12 @@ class Scale(DisturbedReadings):
 
 @dataclass(kw_only=True, eq=False)
 class Freeze(TokenShare):
-    """Hold the features of a share of the token slots; types and padding stay current.
+    """Hold the features of a share of the token slots: stuck sensors.
 
-    A slot stands for a sensor. The slots are selected at reset, and again at each
-    resampling, with the features of that step. If the token of a frozen slot vanishes,
-    the slot is padded as usual; a token that appears there shows the held features.
+    Types and padding stay current. A slot stands for a sensor. The slots are selected
+    at reset, and again at each resampling, with the features of that step. If the token
+    of a frozen slot vanishes, the slot is padded as usual; a token that appears there
+    shows the held features.
 
     Args:
         severity: share of the tokens present, except a protected one, that freeze.
@@ -208,13 +209,14 @@ class Freeze(TokenShare):
 
 @dataclass(kw_only=True, eq=False)
 class Delay(ProtectingPerturbation):
-    """Show the features of an earlier step with the current types and padding.
+    """Show the features of an earlier step: slow sensors.
 
-    Until enough steps have passed, a token shows its first features. The same holds
-    after it was padded: values under the padding are never shown.
+    Types and padding stay current. Until enough steps have passed, a token shows its
+    first features. The same holds after it was padded: values under the padding are
+    never shown.
 
     Args:
-        severity: share of ``steps``.
+        severity: share of ``steps`` by which the features are late.
         steps: delay at severity 1; halves round to even.
     """
 
@@ -260,10 +262,10 @@ class Delay(ProtectingPerturbation):
 
 @dataclass(kw_only=True, eq=False)
 class Confuse(TokenShare):
-    """Replace the type of a share of the tokens by another one; features stay.
+    """Replace the type of a share of the tokens: mistaken identity.
 
-    The new type is uniform among the others except self. A policy without a type
-    embedding is not affected.
+    Features stay. The new type is uniform among the others except self. A policy
+    without a type embedding is not affected.
 
     Args:
         severity: share of the tokens present, except a protected one, whose type is
