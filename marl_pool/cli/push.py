@@ -84,6 +84,7 @@ def _stage(
     from marl_pool.envs.description import describe_env
     from marl_pool.evaluation.card import CardContent, newest_evaluation, write_card
     from marl_pool.evaluation.push import CARD, CONFIG, MANIFEST, RESULTS, WEIGHTS
+    from marl_pool.files.manifest import fingerprint, write_manifest
     from marl_pool.files.reading import read_json
     from marl_pool.policies.storage import load_modules, save_policies
 
@@ -118,6 +119,8 @@ def _stage(
     )
     files[CARD] = folder / CARD
     files[CARD].write_text(card, encoding="utf-8")
+    # Beside the manifest's files, since the card is not fetched with the policy.
+    write_manifest(folder, (CONFIG, WEIGHTS), card=fingerprint(files[CARD]))
     return files
 
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +25,6 @@ from marl_pool.version import __version__
 if TYPE_CHECKING:
     from marl_pool.runs.run import Run
 
-SEAL = "<!-- marl-pool push: sha256 {} -->\n"
-"""Last line of a card, which reveals one that was edited or is not from a push."""
 DECIMALS = 3
 
 
@@ -76,7 +73,7 @@ class CardContent:
 
 
 def write_card(content: CardContent) -> str:
-    """Return the card as Markdown, with a YAML header for the hub and a seal.
+    """Return the card as Markdown, with a YAML header for the hub.
 
     Needs the extra ``hub``.
     """
@@ -106,14 +103,7 @@ def write_card(content: CardContent) -> str:
         trained_version=run.version,
         best=str(run.best or ""),
     )
-    text = f"{text.rstrip()}\n\n"
-    return text + SEAL.format(_digest(text))
-
-
-def is_sealed(card: str) -> bool:
-    """Return True for a card from `write_card` that nobody has edited."""
-    text = card[: card.rfind("<!--")]
-    return card == text + SEAL.format(_digest(text))
+    return f"{text.rstrip()}\n"
 
 
 def newest_evaluation(run: "Run") -> Path | None:
@@ -201,7 +191,3 @@ def _table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
 
 def _cell(text: object) -> str:
     return printable(text).replace("|", "\\|").replace("<", "&lt;")
-
-
-def _digest(text: str) -> str:
-    return sha256(text.encode()).hexdigest()

@@ -1,13 +1,12 @@
 """Upload of a policy to a repository of the Hugging Face Hub, in one commit."""
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from marl_pool.evaluation.card import is_sealed
 from marl_pool.files.hub import HubFolder, explain_hub_errors, hub_client
-from marl_pool.files.manifest import MANIFEST
-from marl_pool.files.reading import read_bytes
+from marl_pool.files.manifest import MANIFEST, fingerprint, read_manifest
 from marl_pool.policies.storage import CONFIG, WEIGHTS
 from marl_pool.utils.errors import InputError
 
@@ -20,7 +19,8 @@ NAMES = (
 )
 """All files that a push may write, replace or remove."""
 MADE_BY_HUB = ".gitattributes"
-CARD_BYTES = 1 << 20
+LONGEST_FILE = 1 << 20
+"""Largest card and manifest that are compared, in bytes."""
 SHOWN = 3
 """Maximum number of files in a message."""
 
@@ -93,13 +93,15 @@ def _validate_replaceable(
 ) -> None:
     if not present:
         return
-    if CARD in present:
-        (entry,) = client.get_paths_info(target.repository, [CARD], revision=head)
-        if entry.size <= CARD_BYTES:
-            card = client.hf_hub_download(target.repository, CARD, revision=head)
-            text = read_bytes(Path(card), CARD_BYTES).decode("utf-8", "replace")
-            if is_sealed(text):
-                return
+    if {CARD, MANIFEST} <= {*present}:
+        place = {"repo_id": target.repository, "revision": head}
+        entries = client.get_paths_info(paths=[CARD, MANIFEST], **place)
+        if all(entry.size <= LONGEST_FILE for entry in entries):
+            client.hf_hub_download(filename=MANIFEST, **place)
+            card = Path(client.hf_hub_download(filename=CARD, **place))
+            with suppress(InputError):  # a damaged manifest
+                if read_manifest(card.parent).get("card") == fingerprint(card):
+                    return
     names = sorted(present)
     present_names = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     replaced = ", ".join(sorted({*present} & {*files})) or "none of them"

@@ -22,7 +22,6 @@ from marl_pool import (
 )
 from marl_pool.cli.main import main
 from marl_pool.config import compose
-from marl_pool.evaluation.card import is_sealed
 from marl_pool.files.hub import HubFolder
 from marl_pool.runs.run import Best, Run
 
@@ -326,7 +325,6 @@ def test_a_pushed_policy_is_the_runs_and_has_a_card(hub, run_copy, capsys):
         assert torch.equal(pushed.state_dict()[key], value)
     # The card.
     card = repository.files["README.md"].decode()
-    assert is_sealed(card)
     header = yaml.safe_load(card.split("---\n")[1])
     assert header["library_name"] == "marl_pool"
     assert header["license"] == "mit"
@@ -368,7 +366,7 @@ def test_a_second_push_replaces_the_first_and_keeps_its_commit(hub, run_copy):
     [
         {"README.md": b"# Mine\n", "model.bin": b"1"},
         {"config.json": b"{}"},
-        {"README.md": b""},
+        {"README.md": b"", "manifest.json": b"{}"},
         "edited",
     ],
 )
