@@ -12,6 +12,7 @@ from marl_pool.api.train import compose_run
 from marl_pool.cli.arguments import KEY_FLAGS
 from marl_pool.files.hub import is_hub
 from marl_pool.options import names
+from marl_pool.options.plugins import user_plug_ins
 from marl_pool.training.signals import exit_status
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import is_url, print_line, printable, quoted
@@ -56,7 +57,7 @@ def reading(
     if arguments.plugin or modules or any(map(names.is_plug_in, typed)):
         search_working_directory()
     # Plug-ins that the user always trusts are installed, not in the working directory.
-    arguments.plugin = [*arguments.plugin, *names.user_plug_ins()]
+    arguments.plugin = [*arguments.plugin, *user_plug_ins()]
     allowed = {*arguments.plugin, *typed}
     with names.trust(allowed, f"the configuration of {arguments.verb}", command):
         yield

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from typing import NamedTuple
 
 from marl_pool.utils.errors import InputError
@@ -28,8 +27,6 @@ THIRD_PARTY = re.compile(
     r"(?P<gymnasium>[\w-]+-v\d+)|[\w.]+:[\w./-]+|[\w-]+/[\w-]+-v\d+|\w+(\.\w+)+"
 )
 """Ids and modules of other libraries' environments, for messages."""
-LONGEST_FILE = 1 << 16
-"""Largest size of the user's own list of plug-ins, in bytes."""
 
 
 class UntrustedError(InputError):
@@ -148,34 +145,6 @@ def plug_ins_in(config: object) -> set[str]:
     module = env.get("module") if isinstance(env, Mapping) else None
     plug_ins = {name for name in texts_in(config) if is_plug_in(name)}
     return plug_ins | ({module} if isinstance(module, str) else set())
-
-
-def user_plug_ins() -> list[str]:
-    """Read the plug-ins that the user trusts everywhere, from the user's own file.
-
-    It is ``marl_pool/plugins`` in ``$XDG_CONFIG_HOME``, by default ``~/.config``: one
-    name per line, as for ``--plugin``; ``#`` begins a comment.
-
-    Raises:
-        InputError: a line that is neither a class nor a module, or no readable file.
-    """
-    from marl_pool.files.reading import read_bytes  # loads yaml
-
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    file = Path(home) / "marl_pool" / "plugins"
-    try:
-        lines = read_bytes(file, LONGEST_FILE).decode("utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read: {error}") from error
-    entries = [line.partition("#")[0].strip() for line in lines]
-    for number, name in enumerate(entries, 1):
-        if name and not re.fullmatch(r"[\w./]+(:\w+)?", name):
-            raise InputError(
-                f"{file}: line {number}: expected package.module:Class, got {name!r}"
-            )
-    return [name for name in entries if name]
 
 
 def is_plug_in(name: str) -> bool:

@@ -2,11 +2,14 @@
 
 A package names one `Plugins` in the entry-point group ``marl_pool.plugins``. It holds
 only text, so that listing what is installed imports nothing heavy. Whoever installs a
-package trusts it: its short names may be used in files, like the library's own.
+package trusts it: its short names may be used in files, like the library's own. Other
+plug-ins are named by the user, some of them in a file of trusted ones.
 """
 
 import functools
 import importlib
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -30,6 +33,8 @@ KINDS = (
     "tokenizer",
 )
 """Kinds of registered names."""
+LONGEST_FILE = 1 << 16
+"""Largest size of the user's own list of plug-ins, in bytes."""
 T = TypeVar("T")
 
 
@@ -90,6 +95,34 @@ def installed() -> dict[str, Plugins]:
             raise InputError(f"{label}: expected kinds of {kinds}, got {unknown[0]!r}")
         packages[label] = plugins
     return packages
+
+
+def user_plug_ins() -> list[str]:
+    """Read the plug-ins that the user trusts everywhere, from the user's own file.
+
+    It is ``marl_pool/plugins`` in ``$XDG_CONFIG_HOME``, by default ``~/.config``: one
+    name per line, as for ``--plugin``; ``#`` begins a comment.
+
+    Raises:
+        InputError: a line that is neither a class nor a module, or no readable file.
+    """
+    from marl_pool.files.reading import read_bytes  # loads yaml
+
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    file = Path(home) / "marl_pool" / "plugins"
+    try:
+        lines = read_bytes(file, LONGEST_FILE).decode("utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from error
+    entries = [line.partition("#")[0].strip() for line in lines]
+    for number, name in enumerate(entries, 1):
+        if name and not re.fullmatch(r"[\w./]+(:\w+)?", name):
+            raise InputError(
+                f"{file}: line {number}: expected package.module:Class, got {name!r}"
+            )
+    return [name for name in entries if name]
 
 
 def commands() -> dict[str, PluginCommand]:

@@ -30,9 +30,9 @@ from marl_pool.options.names import (
     inheritance,
     resolve,
     trust,
-    user_plug_ins,
     validate_trusted,
 )
+from marl_pool.options.plugins import user_plug_ins
 from marl_pool.options.signatures import ANY_OTHER, options_of
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
