@@ -158,10 +158,9 @@ def _parts(content: CardContent) -> str:
     return f"{', '.join(kinds) or 'A policy'} in the environment `{env}`"
 
 
-def _names(content: CardContent, section: str) -> list[str]:
-    configs = [policy.config.get(section) for policy in content.modules.values()]
-    names = (config["name"] for config in configs if isinstance(config, Mapping))
-    return list(dict.fromkeys(map(str, names)))
+def _names(content: CardContent, part: str) -> list[str]:
+    names = (policy.part_name(part) for policy in content.modules.values())
+    return list(dict.fromkeys(filter(None, names)))
 
 
 def num_parameters(modules: Mapping[str, SpecifiedPolicy]) -> int:

@@ -1,6 +1,7 @@
 """Base classes of policies: one contract, recurrent or not."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -139,6 +140,11 @@ class SpecifiedPolicy(Policy):
             bounds = torch.tensor(getattr(self.actions, name), dtype=torch.float32)
             self.register_buffer(name, bounds, persistent=False)
 
+    def part_name(self, part: str) -> str:
+        """Return the name of ``"pooling"`` or ``"encoder"``; empty without one."""
+        options = self.config.get(part)
+        return str(options["name"]) if isinstance(options, Mapping) else ""
+
     @property
     def recurrent(self) -> bool:
         """True if decisions depend on the previous action and the memory."""
@@ -244,6 +250,5 @@ def _unflatten(memory: Memory, shape: tuple[int, ...]) -> Any:
 
 def head_name(policy: Policy) -> str:
     """Return the name of a policy's pooling head, or of its class without one."""
-    config = policy.config if isinstance(policy, SpecifiedPolicy) else {}
-    name: str = (config.get("pooling") or {}).get("name", type(policy).__name__)
-    return name.rpartition(":")[2]
+    name = policy.part_name("pooling") if isinstance(policy, SpecifiedPolicy) else ""
+    return (name or type(policy).__name__).rpartition(":")[2]
