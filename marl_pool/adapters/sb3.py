@@ -168,14 +168,14 @@ class AnySizeModel:
                 that it was trained with.
         """
         policy, observed = self._read(observation)
-        options = {}
+        keywords = {}
         takes_masks = "action_masks" in inspect.signature(policy.predict).parameters
         if takes_masks and isinstance(observation, Mapping) and MASK in observation:
             batch = _batch(policy.observation_space, observed)
-            options["action_masks"] = _read_masks(
+            keywords["action_masks"] = _read_masks(
                 observation[MASK], batch, policy.action_space
             )
-        return policy.predict(observed, state, episode_start, deterministic, **options)
+        return policy.predict(observed, state, episode_start, deterministic, **keywords)
 
     @torch.no_grad()
     def attention_weights(self, observation: Observation) -> np.ndarray | None:

@@ -181,13 +181,13 @@ def _predictor(
     parameters = _parameters(model.predict)
 
     def act(observation: Any, mask: np.ndarray | None, explore: bool) -> ArrayLike:
-        options: dict[str, Any] = {}
+        keywords: dict[str, Any] = {}
         if "deterministic" in parameters:
-            options["deterministic"] = not explore
+            keywords["deterministic"] = not explore
         if "action_masks" in parameters and mask is not None:
-            options["action_masks"] = mask
+            keywords["action_masks"] = mask
         _validate_observation(model, observation)
-        prediction = model.predict(observation, **options)
+        prediction = model.predict(observation, **keywords)
         if not isinstance(prediction, tuple):
             return prediction
         actions, state = prediction

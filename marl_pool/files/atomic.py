@@ -151,12 +151,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def recover(folder: Path) -> None:
     """Restore a folder after a crash between the renames of `new_folder`."""
-    if standing(folder) != folder:
+    if readable_folder(folder) != folder:
         _aside(folder).rename(folder)
         sync(folder.parent)
 
 
-def standing(folder: Path) -> Path:
+def readable_folder(folder: Path) -> Path:
     """Return the folder with the content, also between the renames of `new_folder`."""
     aside = _aside(folder)
     is_aside = aside.is_dir() and not aside.is_symlink()

@@ -113,7 +113,7 @@ class ActionNoise(ActionPerturbation):
             continuous actions only.
     """
 
-    word: ClassVar[str] = "action noise"
+    label: ClassVar[str] = "action noise"
     severity: Severity = 0.2
     scale: NonNegativeFloat = 1.0
 
@@ -168,7 +168,7 @@ class DropActions(ActionPerturbation):
         instead: ``"repeat"`` or ``"zero"``.
     """
 
-    word: ClassVar[str] = "dropped actions"
+    label: ClassVar[str] = "dropped actions"
     severity: Severity = 0.25
     instead: Literal["repeat", "zero"] = "repeat"
 

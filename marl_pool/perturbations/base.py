@@ -48,8 +48,8 @@ class Perturbation(ABC):
     severity: Severity = 1.0
     ramp: PositiveInt | None = None
 
-    word: ClassVar[str] = "perturbed"
-    """Participle for a perturbed token, in legends."""
+    label: ClassVar[str] = "perturbed"
+    """Label of a perturbed token in legends."""
     reorders = False
     """True if tokens only change places, which an invariant policy cannot notice."""
 
@@ -154,7 +154,7 @@ class Perturbation(ABC):
             state: the state that the step returned.
         """
         origin = self.origin(perturbed, state, true.num_tokens)
-        return Perception.compare(true, perturbed, origin, self.word)
+        return Perception.compare(true, perturbed, origin, self.label)
 
 
 def validate_no_ramp(options: Mapping[str, Any], reason: str) -> None:

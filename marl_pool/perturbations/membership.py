@@ -53,7 +53,7 @@ class Occlude(TokenShare):
         UnfitTokensError: a type that the tokens lack, or no signal types.
     """
 
-    word: ClassVar[str] = "occluded"
+    label: ClassVar[str] = "occluded"
     severity: Severity = 0.5
     mode: Literal["drop", "zero"] = "drop"
     among: Literal["any", "signal", "noise"] | list[str] = "any"
@@ -131,7 +131,7 @@ class Duplicate(TokenShare):
             duplicated.
     """
 
-    word: ClassVar[str] = "duplicated"
+    label: ClassVar[str] = "duplicated"
     severity: Severity = 0.5
 
     @override
@@ -203,7 +203,7 @@ class Inject(SampledPerturbation):
         InputError: features that are repeated or do not exist.
     """
 
-    word: ClassVar[str] = "injected"
+    label: ClassVar[str] = "injected"
     token_type: SizeOrZero | str | None = None
     every: PositiveInt | None = field(default=None, init=False)
     count: Size = 32

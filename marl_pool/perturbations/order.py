@@ -46,7 +46,7 @@ class Shuffle(TokenShare):
         UnfitTokensError: ``scope="frame"`` for tokens that show a single frame.
     """
 
-    word: ClassVar[str] = "shuffled"
+    label: ClassVar[str] = "shuffled"
     severity: Severity = 1.0
     scope: Literal["token", "frame"] = "token"
     held: Seed | None = None
@@ -138,7 +138,7 @@ class Rewire(TokenShare):
         severity: share of the tokens present that take part in the permutation.
     """
 
-    word: ClassVar[str] = "rewired"
+    label: ClassVar[str] = "rewired"
     severity: Severity = 1.0
     protect_self: bool = False
 

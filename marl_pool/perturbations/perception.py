@@ -37,18 +37,18 @@ class Perception:
     """``(*B, M)`` int64, index of the true token behind each one seen, -1 for none."""
     removed: Tensor
     """``(*B, N)`` bool, true tokens of which the policy learns nothing."""
-    word: str
-    """Participle that names the change in a legend."""
+    label: str
+    """Name of the change in a legend."""
 
     @classmethod
     def compare(
-        cls, true: Tokens, perceived: Tokens, origin: Tensor, word: str
+        cls, true: Tokens, perceived: Tokens, origin: Tensor, label: str
     ) -> "Perception":
         """Find the tokens that no perceived one shows; see the attributes."""
         visible = ~perceived.padding & (origin >= 0)
         count = torch.zeros_like(true.types)
         count.scatter_add_(-1, origin.clamp(min=0), visible.long())
-        return cls(true, perceived, origin, ~true.padding & (count == 0), word)
+        return cls(true, perceived, origin, ~true.padding & (count == 0), label)
 
     def at(self, index: Any) -> "Perception":
         """Apply ``[index]`` to the batch dimensions."""
@@ -61,7 +61,7 @@ class Perception:
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Perception":
         true, perceived = self.true.map(function), self.seen.map(function)
         origin, removed = function(self.origin), function(self.removed)
-        return Perception(true, perceived, origin, removed, self.word)
+        return Perception(true, perceived, origin, removed, self.label)
 
     @property
     def known(self) -> Tensor:

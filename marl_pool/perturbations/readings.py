@@ -128,7 +128,7 @@ class Bias(DisturbedReadings):
             simple-centroid the lengths of the environment divided by 5).
     """
 
-    word: ClassVar[str] = "biased"
+    label: ClassVar[str] = "biased"
     severity: Severity = 0.1
     scale: NonNegativeFloat = 1.0
 
@@ -146,7 +146,7 @@ class Bias(DisturbedReadings):
 class Jitter(Bias):
     """Add Gaussian noise, new at every step, to each feature: an imprecise sensor."""
 
-    word: ClassVar[str] = "jittered"
+    label: ClassVar[str] = "jittered"
     every: PositiveInt | None = 1
 
 
@@ -163,7 +163,7 @@ class Scale(DisturbedReadings):
         spread: the standard deviation at severity 1.
     """
 
-    word: ClassVar[str] = "scaled"
+    label: ClassVar[str] = "scaled"
     severity: Severity = 0.5
     spread: NonNegativeFloat = 1.0
 
@@ -190,7 +190,7 @@ class Freeze(TokenShare):
         severity: share of the tokens present, except a protected one, that freeze.
     """
 
-    word: ClassVar[str] = "frozen"
+    label: ClassVar[str] = "frozen"
     severity: Severity = 0.5
 
     @override
@@ -220,7 +220,7 @@ class Delay(ProtectingPerturbation):
         steps: delay at severity 1; halves round to even.
     """
 
-    word: ClassVar[str] = "delayed"
+    label: ClassVar[str] = "delayed"
     severity: Severity = 0.5
     every: PositiveInt | None = field(default=None, init=False)
     steps: Size = 8
@@ -278,7 +278,7 @@ class Confuse(TokenShare):
         UnfitTokensError: fewer than two named types besides self.
     """
 
-    word: ClassVar[str] = "confused"
+    label: ClassVar[str] = "confused"
     severity: Severity = 0.5
     type_names: Sequence[str] = ()
 

@@ -32,8 +32,12 @@ from marl_pool.utils.text import is_url, print_line, quoted
 SAVED = re.compile(r"checkpoints/iter_(\d+)/manifest\.json")
 OF_SESSION = {
     *OF_MACHINE,
-    *("total_steps", "total_generations", "total_batches"),
-    *("data_dir", "download", "package_version"),
+    "total_steps",
+    "total_generations",
+    "total_batches",
+    "data_dir",
+    "download",
+    "package_version",
 }
 """Keys that may differ between the sessions of one run."""
 

@@ -535,7 +535,7 @@ class Run:
 
     @property
     def _best_file(self) -> Path:
-        return atomic.standing(self.policy_dir) / BEST
+        return atomic.readable_folder(self.policy_dir) / BEST
 
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the newest ``keep`` intact ones and the best.
@@ -602,7 +602,7 @@ class Run:
         """
         saved = self.checkpoints()
         if checkpoint == "best":
-            folder = atomic.standing(self.policy_dir)
+            folder = atomic.readable_folder(self.policy_dir)
         elif checkpoint == "last":
             newest = saved[-1] if saved else self.path / "none"
             if saved and (damage := self.damage_of(newest)):

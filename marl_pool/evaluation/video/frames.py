@@ -31,8 +31,8 @@ class Caption(NamedTuple):
 
     lines: Sequence[str]
     """ASCII text, the only characters of OpenCV's fonts."""
-    word: str = ""
-    """What happened to marked tokens: the participle of a `Perception`."""
+    label: str = ""
+    """What happened to marked tokens: the label of a `Perception`."""
     legend: Collection[Mark] = ()
     """Marks to explain."""
     legend_rows: int = 0
@@ -86,9 +86,9 @@ def _line(width: int) -> int:
 def _write_legend(
     image: np.ndarray, baseline: int, line: int, caption: Caption
 ) -> None:
-    """Write the word and each mark with its meaning, in as many lines as it takes."""
+    """Write the label and each mark with its meaning, in as many lines as it takes."""
     x = line // 2
-    x += _write_fitting(image, f"{caption.word}:", (x, baseline), line) + line // 2
+    x += _write_fitting(image, f"{caption.label}:", (x, baseline), line) + line // 2
     for mark in Mark:
         if mark not in caption.legend:
             continue

@@ -145,8 +145,8 @@ def episode_frames(
                 share = float(weights[perceived.injected].sum())
                 words.append(f"attention on injected {share:.0%}")
         lines = (title, text, "   ".join(filter(None, (*words, acted))))
-        word = CLEAN if rollout.perturbation is None else rollout.perturbation.word
-        caption = Caption(lines, word, legend, legend_rows, perceived, glyphs)
+        label = CLEAN if rollout.perturbation is None else rollout.perturbation.label
+        caption = Caption(lines, label, legend, legend_rows, perceived, glyphs)
         return with_caption(image, caption)
 
     # Draw each step's observation with the attention that it received.

@@ -116,7 +116,7 @@ class CMAES(Strategy):
 
     @property
     @override
-    def favourite(self) -> Tensor:
+    def center(self) -> Tensor:
         return torch.from_numpy(np.array(self.search.mean))
 
     @property

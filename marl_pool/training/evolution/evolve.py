@@ -183,10 +183,10 @@ class EvolutionMethod(TrainingMethod):
         return Iteration(row, progress)
 
     def _validate(self, best_sample: Tensor) -> dict[str, float]:
-        """Validate the favourite and the fittest member; save a new best."""
+        """Validate the search's center and the fittest member; save a new best."""
         # Training never sees these environments.
         env_ids = torch.arange(self.config.validation.episodes) + VALIDATION_ENVS
-        vectors = torch.stack((self.strategy.favourite, best_sample))
+        vectors = torch.stack((self.strategy.center, best_sample))
         played = self.runner.play(
             vectors, PopulationTask(env_ids, 0, dict(self.config.env))
         )
@@ -202,7 +202,7 @@ class EvolutionMethod(TrainingMethod):
                 self.run.save_policy_dir(Best(self.generation, score)) as folder,
             ):
                 self._save_vector(self.best, folder)
-        kinds = ("validation_favourite", "validation_best_sample")
+        kinds = ("validation_center", "validation_best_sample")
         return dict(zip(kinds, returns.tolist(), strict=True))
 
     @override
@@ -220,7 +220,7 @@ class EvolutionMethod(TrainingMethod):
         state = self.strategy.state_dict()
         with new_binary_file(checkpoint / SEARCH) as out:
             np.savez(out, best=self.best.numpy(), allow_pickle=False, **state)
-        self._save_vector(self.strategy.favourite, checkpoint / "policy")
+        self._save_vector(self.strategy.center, checkpoint / "policy")
         self._save_vector(self.best, checkpoint / BEST)
         counts = {name: getattr(self, name) for name in COUNTED}
         write_json(checkpoint / STATE, counts)

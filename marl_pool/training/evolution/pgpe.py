@@ -108,7 +108,7 @@ class PGPE(Strategy):
 
     @property
     @override
-    def favourite(self) -> Tensor:
+    def center(self) -> Tensor:
         return self.mean
 
     @property

@@ -53,8 +53,8 @@ class Strategy(ABC):
 
     @property
     @abstractmethod
-    def favourite(self) -> Tensor:
-        """Mean of the search distribution, ``(n,)`` float64."""
+    def center(self) -> Tensor:
+        """Center of the search distribution, its mean, ``(n,)`` float64."""
 
     @property
     @abstractmethod

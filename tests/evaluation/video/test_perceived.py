@@ -88,7 +88,7 @@ def test_each_perturbation_leaves_its_mark(name: str, kind: str) -> None:
     env = make_batched_env(num_envs=1, seed=2, **ENVS[kind])
     perceived = perceive(name, env)
     assert MARKS[name] in perceived.marks()
-    assert perceived.word[:2] == name[:2]
+    assert perceived.label[:2] == name[:2]
     # An order, and repetitions of the very same token, are shown by the row as well.
     image = env.frame(size=SIZE, perception=perceived)
     if MARKS[name] is Mark.REORDERED:
@@ -195,7 +195,7 @@ def test_marks_stay_in_the_legend_once_they_occurred(monkeypatch):
 
     def note(image: np.ndarray, below: Caption) -> np.ndarray:
         noted.append(set(below.legend))
-        assert below.word == "frozen"
+        assert below.label == "frozen"
         return image
 
     monkeypatch.setattr(render, "with_caption", note)

@@ -107,11 +107,11 @@ def results(run):
 )
 def test_a_strategy_climbs(name, size):
     strategy = STRATEGIES[name](torch.zeros(size))
-    before = float(fitness(strategy.favourite[None]))
+    before = float(fitness(strategy.center[None]))
     search(strategy, 1, 60)
     share = 0.1 if size == 5 else 0.95
-    assert float(fitness(strategy.favourite[None])) > share * before
-    assert strategy.favourite.shape == (size,)
+    assert float(fitness(strategy.center[None])) > share * before
+    assert strategy.center.shape == (size,)
     assert strategy.step_size > 0
 
 
@@ -125,11 +125,11 @@ def test_a_saved_strategy_resumes_exactly(tmp_path, name, size, population):
     file = tmp_path / SEARCH
     np.savez(file, allow_pickle=False, **saved.state_dict())
     restored.load_state_dict(read_npz(file))
-    assert torch.equal(restored.favourite, saved.favourite)
+    assert torch.equal(restored.center, saved.center)
     assert restored.step_size == saved.step_size
     pairs = zip(search(saved, 13, 40), search(restored, 13, 40), strict=True)
     assert all(torch.equal(expected, actual) for expected, actual in pairs)
-    assert torch.equal(restored.favourite, saved.favourite)
+    assert torch.equal(restored.center, saved.center)
 
 
 @pytest.mark.parametrize("diagonal", [False, True])
@@ -177,9 +177,9 @@ def test_cma_moves_its_mean_by_the_learning_rate():
     full, quarter = (CMAES(start, population=8, mean_lr=rate) for rate in (1.0, 0.25))
     for strategy in (full, quarter):
         search(strategy, 1, 1)
-    moved = full.favourite - start
+    moved = full.center - start
     assert moved.abs().max() > 0.01
-    torch.testing.assert_close(quarter.favourite - start, 0.25 * moved)
+    torch.testing.assert_close(quarter.center - start, 0.25 * moved)
 
 
 def test_cma_draws_each_number_of_a_generation_once(monkeypatch):
@@ -209,11 +209,11 @@ def test_pgpe_draws_mirrored_pairs():
 def test_pgpe_decays_its_learning_rate_and_step_size():
     rates = {"lr": 0.1, "lr_decay": 1.0, "std": 0.4, "std_decay": 1.0}
     strategy = PGPE(torch.zeros(3), population=4, **rates)
-    places = [strategy.favourite]
+    places = [strategy.center]
     for generation in range(1, 4):
         search(strategy, generation, generation)
         assert strategy.step_size == pytest.approx(0.4 / (1 + generation))
-        places.append(strategy.favourite)
+        places.append(strategy.center)
     first = (places[1] - places[0]).abs()
     torch.testing.assert_close(first, torch.full_like(first, 0.1))  # as Adam begins
     # No step of Adam is longer than lr · (1 - b1) / sqrt(1 - b2).
@@ -388,7 +388,7 @@ def test_evolution_learns_from_the_fitness_env(tmp_path):
     kinds = ("fitness_mean", "fitness_max", "fitness_min", "step_size")
     for row, other_row in zip(rows, other_rows, strict=True):
         assert [row[kind] for kind in kinds] == [other_row[kind] for kind in kinds]
-    assert rows[0]["validation_favourite"] != other_rows[0]["validation_favourite"]
+    assert rows[0]["validation_center"] != other_rows[0]["validation_center"]
     plain_state.pop("best"), split_state.pop("best")  # chosen by validation
     assert plain_state == split_state
 
@@ -442,7 +442,7 @@ def test_another_seed_changes_a_run(tmp_path):
     assert first["fitness_mean"] != reseeded["fitness_mean"]
 
 
-def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
+def test_the_best_by_validation_is_kept_and_the_center_is_the_last(tmp_path):
     run = finished_run(tmp_path / "run", "total_generations=9", "evolution.sigma0=1.0")
     policy = load_policy(run.policy_path())
     env = make_batched_env("helpers.wind_env:WindEnv", 4, first_env=VALIDATION_ENVS)
@@ -451,7 +451,7 @@ def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
     scores = [
         row[name]
         for row in run.rows()
-        for name in ("validation_favourite", "validation_best_sample")
+        for name in ("validation_center", "validation_best_sample")
     ]
     # Generation 1 is validated too, so that there is a policy from then on.
     assert [np.isfinite(score) for score in scores[::2]] == [
@@ -459,9 +459,9 @@ def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
     ]
     assert run.best.score == np.nanmax(scores)
     with np.load(run.latest_checkpoint() / SEARCH) as arrays:
-        favourite, best = arrays[".mean"], arrays[BEST]
+        center, best = arrays[".mean"], arrays[BEST]
     last = to_vector(load_policy(run.policy_path("last")))
-    assert last.tolist() == favourite.astype(np.float32).tolist()
+    assert last.tolist() == center.astype(np.float32).tolist()
     assert to_vector(policy).tolist() == best.astype(np.float32).tolist()
 
 
