@@ -84,8 +84,9 @@ def head() -> Iterator[str]:
             time.sleep(0.2)
         yield address
     finally:
+        # At SIGTERM, it would wait half a minute for its own processes.
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait(PATIENCE)
         shutil.rmtree(folder, ignore_errors=True)
 
