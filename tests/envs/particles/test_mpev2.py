@@ -266,7 +266,9 @@ def test_returns_are_those_of_the_published_code(line):
         if not (numbers := re.findall(r"-?\d+", cell)):
             continue
         expected, error = map(float, numbers)
-        env = make_batched_env(f"mpev2_{task}", 200, domain=int(domain), margin=10)
+        # Scripts are slow and vary little, beside the published error.
+        count = 64 if name == "heuristic" else 200
+        env = make_batched_env(f"mpev2_{task}", count, domain=int(domain), margin=10)
         (group,) = env.groups.values()
         policy = scripted_policy(name, env=f"mpev2_{task}", role="agent", group=group)
         returns = Rollout(env, {"agent": policy}).episodes().returns["agent"][:, 0]
