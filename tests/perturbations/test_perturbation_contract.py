@@ -21,7 +21,6 @@ from helpers.perturbed import (
     at_time,
     bits,
     build,
-    centroid,
     first_slots,
     in_loops,
     in_the_loop,
@@ -282,30 +281,6 @@ def test_a_ramp_goes_on_exactly_where_a_state_was_taken(name, options):
         second = in_the_loop(name, options, RAMPED["severity"])
         second.load_state_dict(state)
         assert same(second.steps(9)["agent"].tokens, expected)
-
-
-@in_loops
-def test_envs_of_a_batch_draw_what_they_draw_alone(name, options):
-    options = {**options, "ramp": 3}
-    together = in_the_loop(name, options, RAMPED["severity"]).steps(12)["agent"].tokens
-    for number in range(4):
-        env = centroid(1, number)
-        alone = in_the_loop(name, options, RAMPED["severity"], env)
-        expected = together.at((slice(None), slice(number, number + 1)))
-        assert same(alone.steps(12)["agent"].tokens, expected)
-
-
-@in_loops
-def test_envs_can_be_dropped_in_mid_episode(name, options):
-    rollout = in_the_loop(name, options, [0.2, 1.0])
-    reference = in_the_loop(name, options, [0.2, 1.0])
-    rows = torch.tensor([3, 1])
-    for running in (rollout, reference):
-        running.steps(2)
-    rollout._select(rows)
-    rollout._observe()
-    reference._observe()
-    assert same(rollout.tokens["agent"], reference.tokens["agent"].at(rows))
 
 
 @each_perturbation
