@@ -31,7 +31,8 @@ def main() -> None:
     env, policy = gymnasium.make(ID), "MlpPolicy"
     if arguments.tokens:
         env, policy = marl_pool.tokenize_env(env, **ROWS), "MultiInputPolicy"
-    model = PPO(policy, env, n_steps=256, gamma=0.9, seed=0)
+    steps = min(256, arguments.timesteps)
+    model = PPO(policy, env, n_steps=steps, gamma=0.9, seed=0)
     model.learn(arguments.timesteps)
 
     def make() -> gymnasium.Env:

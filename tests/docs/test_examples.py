@@ -105,7 +105,7 @@ def test_a_model_from_elsewhere_is_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", [(), ("--tokens",)])
 def test_a_model_is_measured_in_highway_envs_own_space(form, tmp_path):
     pytest.importorskip("highway_env")
-    words = ("--timesteps=256", "--episodes=1", *form)
+    words = ("--timesteps=64", "--episodes=1", *form)
     printed = run("highway.py", *words, cwd=tmp_path).replace("│", " ")
     rows = [row.split() for row in printed.splitlines()]
     measured = {row[1] for row in rows if row[:1] == ["trained"]}
