@@ -98,32 +98,21 @@ def test_specs_compare_and_hash_by_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 3, ("self",)), "TokenSpec.num_tokens: expected at least 1, got 0"),
-        ((5, -1, ("self",)), "TokenSpec.num_features: expected at least 1, got -1"),
-        ((5, 3, ()), "TokenSpec.type_names: expected at least one name"),
-    ],
-)
-def test_impossible_sizes_are_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        TokenSpec(*arguments)
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"num_tokens": 0}, "TokenSpec.num_tokens: expected at least 1, got 0"),
+        ({"num_features": -1}, "TokenSpec.num_features: expected at least 1, got -1"),
+        ({"type_names": ()}, "TokenSpec.type_names: expected at least one name"),
         ({"positions": (3,)}, "TokenSpec.positions: expected .* below 3"),
         ({"positions": (0, -1)}, "TokenSpec.positions: expected .* below 3"),
         ({"num_frames": 2}, "num_frames: expected a divisor of num_features = 3"),
         ({"num_frames": 0}, "num_frames: expected at least 1, got 0"),
     ],
 )
-def test_options_that_do_not_fit_the_features_are_refused(
-    options: Any, message: str
-) -> None:
+def test_options_that_do_not_fit_are_refused(options: Any, message: str) -> None:
+    sizes = {"num_tokens": 5, "num_features": 3, "type_names": ("self",)}
     with pytest.raises(InputError, match=message):
-        TokenSpec(5, 3, ("self",), **options)
+        TokenSpec(**{**sizes, **options})
 
 
 def test_check_says_expected_and_got() -> None:

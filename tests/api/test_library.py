@@ -168,6 +168,13 @@ def suite(name: str, severities: Any) -> dict[str, Any]:
     return {"suite": {"perturbations": [{"name": name, "severities": severities}]}}
 
 
+TWICE = [
+    {"name": "occlude", "severities": [0.5]},
+    {"name": "occlude", "every": None, "severities": [0.5, 1.0]},
+]
+NAMESAKES = [{"label": "x", "env": {"num_noise": n}} for n in (0, 1)]
+
+
 @pytest.mark.parametrize(
     ("policy", "options", "message"),
     [
@@ -197,16 +204,22 @@ def suite(name: str, severities: Any) -> dict[str, Any]:
             {"env": {**ENV, "continuous_actions": False}},
             "integer dtype",
         ),
+        (ada(), {"env": "cartpole"}, "does not fit the env cartpole"),
+        (
+            noop,
+            {"suite": {"perturbations": TWICE}},
+            "'occlude' at severity 0.5: expected each row once, got it twice",
+        ),
+        (
+            noop,
+            {"suite": {"transfer": NAMESAKES}},
+            "'x': expected each row once, got it twice",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_a_message(policy, options, message):
     with pytest.raises(InputError, match=message):
         evaluate(policy, **options)
-
-
-def test_a_policy_for_other_tokens_is_refused() -> None:
-    with pytest.raises(InputError, match="does not fit the env cartpole"):
-        evaluate(ada(), env="cartpole")
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_anything_is_played(tmp_path):
@@ -266,29 +279,6 @@ def test_a_transfer_env_has_a_score_and_no_drop() -> None:
     ]
     assert np.isnan(row.drop)
     assert np.isfinite(row.score)
-
-
-@pytest.mark.parametrize(
-    ("suite", "message"),
-    [
-        (
-            {
-                "perturbations": [
-                    {"name": "occlude", "severities": [0.5]},
-                    {"name": "occlude", "every": None, "severities": [0.5, 1.0]},
-                ]
-            },
-            "'occlude' at severity 0.5: expected each row once, got it twice",
-        ),
-        (
-            {"transfer": [{"label": "x", "env": {"num_noise": n}} for n in (0, 1)]},
-            "'x': expected each row once, got it twice",
-        ),
-    ],
-)
-def test_indistinguishable_rows_are_refused(suite, message):
-    with pytest.raises(InputError, match=message):
-        evaluate(noop, suite=suite)
 
 
 def test_a_time_limit_needs_the_main_thread() -> None:
