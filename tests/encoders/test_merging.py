@@ -560,22 +560,6 @@ def test_the_encoders_merging_policy_gets_a_gradient():
     assert grad.any()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"proportion": 1.5},
-            r"encoder.proportion: expected a number in \[0, 1\], got 1.5",
-        ),
-        ({"num_layers": 0}, "encoder.num_layers: expected an integer >= 1, got 0"),
-        ({"policy_heads": 3}, "encoder.policy_heads: expected a divisor of dim = 8"),
-    ],
-)
-def test_wrong_numbers_of_the_encoder_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        make_encoder("learned_merging", **options)
-
-
 # Schedules
 
 

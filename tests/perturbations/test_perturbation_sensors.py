@@ -303,24 +303,6 @@ def test_unfit_tokens_are_refused(name, spec, options, message):
         make_perturbation(name, specs=[spec], **options)
 
 
-@pytest.mark.parametrize(
-    ("names", "options", "message"),
-    [
-        ("occlude", {"among": "frog"}, "among: expected any, signal, noise or a"),
-        ("occlude", {"among": []}, "among: expected at least one type"),
-        ("inject", {"place": "up"}, "place: expected alike, far or near"),
-        ("inject", {"distance": -1.0}, "distance: expected a number >= 0, got -1.0"),
-        ("bias scale jitter", {"features": [4]}, r"features: .* below 4.*\[4\]"),
-        ("bias scale jitter", {"features": []}, r"features: .* null or .*got \[\]"),
-        ("bias scale jitter", {"features": [-1]}, r"features: .* >= 0.*got \[-1\]"),
-    ],
-)
-def test_invalid_options_are_refused(names, options, message):
-    for name in names.split():
-        with pytest.raises(InputError, match=message):
-            make_perturbation(name, specs=[SPEC], **options)
-
-
 @pytest.mark.parametrize("name", ["bias", "scale", "jitter"])
 def test_features_that_tokens_have_not_are_refused_when_it_starts(name):
     with pytest.raises(InputError, match=r"features: expected numbers below 4.*\[4\]"):

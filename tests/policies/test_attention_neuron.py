@@ -28,7 +28,6 @@ from marl_pool.training.ppo.batch import (
 from marl_pool.training.ppo.module import TokenRLModule
 from marl_pool.training.ppo.trajectories import estimate_advantages, to_episodes
 from marl_pool.training.settings import PPOSettings
-from marl_pool.utils.errors import InputError
 
 B, T, N, D, A = 3, 5, 4, 2, 2
 PUBLISHED = GOLDEN_FILES / "attention_neuron" / "golden_cartpole.npz"
@@ -223,21 +222,6 @@ def test_gradcheck_through_time() -> None:
 
     leaves = x[:1, :3].requires_grad_(), actions[:1, :3].requires_grad_()
     assert torch.autograd.gradcheck(run, leaves)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"memory": "gru"}, "pooling.memory: expected lstm or none, got 'gru'"),
-        ({"activation": "relu"}, "pooling.activation: expected tanh or softmax"),
-        ({"frames": 3, "memory": "none"}, "expected a divisor of the width 2, got 3"),
-        ({"frames": 2}, "pooling.frames: an LSTM reads one frame at a time"),
-        ({"key_units": 0}, "pooling.key_units: expected at least 1 for an LSTM, got 0"),
-    ],
-)
-def test_bad_options_are_refused(options: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        make(**options)
 
 
 # In a policy

@@ -23,7 +23,7 @@ from helpers.samples import (
     random_set,
     shared,
 )
-from marl_pool.pooling import POOLING, AdaPooling, make_pooling, pooling_names
+from marl_pool.pooling import POOLING, make_pooling, pooling_names
 from marl_pool.pooling.base import NO_TYPE, Pooling
 from marl_pool.tokens import SELF_TYPE
 from marl_pool.utils.errors import InputError
@@ -339,30 +339,6 @@ def test_a_users_own_head_works_like_a_registered_one():
     assert counterexample(head) is None
 
 
-SUBCLASS = "must be a subclass of marl_pool.pooling.base.Pooling"
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("adda", {}, r"unknown pooling 'adda': choose from ada, .*mean 'ada'\?"),
-        ("zzz", {}, "'zzz': choose from ada, attention_neuron, avg, cls, "),
-        ("ada", {"num_head": 2}, r"'num_head': choose from .*mean 'num_heads'\?"),
-        ("max", {"num_heads": 2}, r"unknown option of pooling 'max': 'num_heads'"),
-        ("flatten", {}, "pooling 'flatten' needs the option 'num_tokens'"),
-        ("flatten", {"num_tokens": 0}, "pooling.num_tokens: expected an integer >= 1"),
-        ("no_such.module:Head", {}, "cannot be imported: No module named 'no_such'"),
-        (f"{__name__}:Missing", {}, f"{__name__} has no 'Missing'"),
-        ("torch.nn:Linear", {}, SUBCLASS),
-        ("os:system", {}, SUBCLASS),
-    ],
-)
-def test_unknown_heads_and_options_are_refused(name, options, message):
-    with pytest.raises(InputError, match=message) as refusal:
-        make_pooling(name, dim=DIM, **options)
-    assert "\n" not in str(refusal.value)
-
-
 # Max and Avg
 
 
@@ -546,28 +522,6 @@ def test_ada_has_the_parameters_of_four_projections():
         assert sum(p.numel() for p in head.parameters()) == 4 * DIM**2 + extra
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"query": "self", "has_self": False}, "these tokens include no self token"),
-        ({"query": "slef"}, "expected self, mean, learned, a list.*got 'slef'"),
-        ({"query": []}, r"expected self, mean, learned or a list.*got \[\]"),
-        ({"query": [-1]}, r"a list \(each an integer >= 0\) or null, got \[-1\]"),
-        ({"query": [0.5]}, r"a list .*, got \[0.5\]"),
-        ({"query": [True]}, r"a list .*, got \[True\]"),
-        ({"query": 2}, "a list .*, got 2"),
-        ({"query": "12"}, "a list .*, got '12'"),
-        ({"num_heads": 3}, "num_heads: expected a divisor of dim = 8, got 3"),
-        ({"num_heads": 0}, "num_heads: expected an integer >= 1, got 0"),
-        ({"num_heads": -2}, "num_heads: expected an integer >= 1, got -2"),
-        ({"attention_scale": "modle"}, "expected model or head, got 'modle'"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        make_pooling("ada", dim=DIM, **options)
-
-
 def test_a_self_query_needs_types_and_a_position_needs_its_token():
     x, padding, _ = random_set()
     with pytest.raises(InputError, match="AdaPooling: types: expected .* got None"):
@@ -588,10 +542,3 @@ def test_without_types_ada_queries_with_the_mean():
     plain, mean = make_head("ada"), make_head("ada", query="mean")
     assert is_close(plain(x, padding), mean(x, padding))
     assert is_close(plain.weights(x, padding), mean.weights(x, padding))
-
-
-@pytest.mark.parametrize("query", ["nope", [], [-1], ["0"]])
-def test_a_wrong_query_is_rejected_in_the_constructor(query):
-    with pytest.raises(InputError, match=r"pooling.query.*a list.*got") as caught:
-        AdaPooling(8, query=query)
-    assert repr(query) in str(caught.value)

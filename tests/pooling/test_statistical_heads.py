@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from helpers.samples import DIM, in_torchs_order, make_head, random_set
 from marl_pool.pooling import make_pooling
-from marl_pool.utils.errors import InputError
 
 SIZES = [1, 2, 3, 7, 12]
 LEVELS = (0.0, 0.1, 0.5, 0.93, 1.0)
@@ -109,21 +108,3 @@ def test_set2set_is_that_of_the_paper_with_torchs_lstm():
     torch.testing.assert_close(head(x), result)
     torch.testing.assert_close(head.weights(x)[:, 0], weights)
     torch.testing.assert_close(head.logits(x).softmax(2), head.weights(x))
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "key", "value"),
-    [
-        ("quantile", {"levels": []}, "pooling.levels", "none"),
-        ("quantile", {"levels": [1.5]}, "levels", "1.5"),
-        ("trimmed", {"fraction": 0.5}, "pooling.fraction", "0.5"),
-        ("pna", {}, "pooling.avg_log_size", "neither"),
-        ("pna", {"avg_log_size": 0}, "pooling.avg_log_size", "0"),
-        ("pna", {"num_tokens": 3, "scalers": []}, "pooling.scalers", "none"),
-        ("pna", {"num_tokens": 3, "aggregators": ["sum"]}, "aggregators", "sum"),
-        ("set2set", {"steps": 0}, "pooling.steps", "0"),
-    ],
-)
-def test_options_out_of_range_are_refused(name, options, key, value):
-    with pytest.raises(InputError, match=f"{key}.*expected.*got.*{value}"):
-        make_pooling(name, dim=DIM, **options)

@@ -213,23 +213,6 @@ class Unrolled(torch.nn.Module):
         return self.head.unroll(*arguments)[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"frames": 1}, "expected a divisor of the width 6, at least 2, got 1"),
-        ({"frames": 4}, "expected a divisor of the width 6, at least 2, got 4"),
-        ({"patch_convolutions": [(2, 1, 1)]}, "square patches, got 3 pixels"),
-        (
-            {"dim": 72, "patch_convolutions": [(3, 3, 2), (2, 3, 1)]},
-            "no wider than its input, 2",
-        ),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        make(**options)
-
-
 # Distinct patches
 
 
