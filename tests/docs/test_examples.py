@@ -112,40 +112,32 @@ def test_a_model_is_measured_in_highway_envs_own_space(form, tmp_path):
     assert {"clean", "shuffle", "occlude", "jitter"} <= measured
 
 
-@pytest.mark.slow
-def test_a_model_of_stable_baselines_is_trained_on_sets(tmp_path: Path) -> None:
-    words = ("--timesteps=1024", "--episodes=4", "--out=measured")
-    printed = run("stable_baselines.py", *words, cwd=tmp_path)
-    content = json.loads((tmp_path / "measured" / "results.json").read_text())
-    rows = {(row["policy"], row["perturbation"]): row for row in content["results"]}
-    assert abs(rows["trained", "shuffle"]["drop"]) < 1e-4
-    assert rows["trained", "inject"]["mean"] is not None
-    assert "with 1-3-28 instead of 1-3-4" in printed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pooling", ["ada", "cls"])
-def test_one_file_trains_on_sets(pooling: str, tmp_path: Path) -> None:
+SETS = {
+    "stable_baselines.py": (("--timesteps=1024",), "with 1-3-28 instead of 1-3-4"),
+    "rllib.py": (("--iterations=1",), "2048 steps: return"),
     # Two batches of two episodes; the heads need one token more, or none.
-    sizes = ("--num-envs=2", "--num-steps=128", "--total-steps=512", "--episodes=4")
-    words = (*sizes, f"--pooling={pooling}", "--out=measured")
-    printed = run("ppo_sets.py", *words, cwd=tmp_path)
-    assert "512 steps" in printed
+    **{
+        f"ppo_sets.py --pooling={pooling}": (
+            ("--num-envs=2", "--num-steps=128", "--total-steps=512"),
+            "512 steps",
+        )
+        for pooling in ("ada", "cls")
+    },
+}
+"""By command, words that shorten it, and a part of what it prints."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", SETS)
+def test_a_model_is_trained_on_sets(command: str, tmp_path: Path) -> None:
+    sizes, expected = SETS[command]
+    words = (*command.split(), *sizes, "--episodes=4", "--out=measured")
+    # RLlib itself writes to ~/ray_results; the package does not, as a test asserts.
+    printed = run(*words, cwd=tmp_path, HOME=str(tmp_path))
+    assert expected in printed
     content = json.loads((tmp_path / "measured" / "results.json").read_text())
     rows = {(row["policy"], row["perturbation"]): row for row in content["results"]}
     # Neither the order nor the number of tokens is fixed, whatever was learned.
-    assert abs(rows["trained", "shuffle"]["drop"]) < 1e-4
-    assert rows["trained", "inject"]["mean"] is not None
-
-
-@pytest.mark.slow
-def test_rllib_trains_on_sets(tmp_path: Path) -> None:
-    words = ("--iterations=1", "--episodes=4", "--out=measured")
-    # RLlib itself writes to ~/ray_results; the package does not, as a test asserts.
-    printed = run("rllib.py", *words, cwd=tmp_path, HOME=str(tmp_path))
-    assert "2048 steps: return" in printed
-    content = json.loads((tmp_path / "measured" / "results.json").read_text())
-    rows = {(row["policy"], row["perturbation"]): row for row in content["results"]}
     assert abs(rows["trained", "shuffle"]["drop"]) < 1e-4
     assert rows["trained", "inject"]["mean"] is not None
 
