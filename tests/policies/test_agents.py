@@ -1,4 +1,4 @@
-"""Agents, and populations of them."""
+"""Agents, and populations of them in rollouts; see also test_agent_contract.py."""
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from marl_pool.kernels.functional import batched_linear, tanh
 from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Agent, Population, load_vector, to_vector
 from marl_pool.policies.sensory import FeedForward, Sensory
-from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -158,40 +157,6 @@ def test_to_vector_returns_the_loaded_vector(name: str) -> None:
     vector = vectors(agent, 1)[0]
     load_vector(agent, vector)
     assert to_vector(agent).equal(vector)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_unrolling_is_acting_step_by_step(name: str) -> None:
-    agent = agents()[name].double()
-    torch.manual_seed(1)
-    steps = torch.randn(2, 5, 5, 1)
-    padding = torch.rand(2, 5, 5) < 0.2
-    state = agent.initial_state(2, 1, 5)
-    actions = []
-    for t in range(5):
-        types = torch.zeros(2, 1, 5, dtype=torch.int64)
-        tokens = Tokens(steps[:, t, None], types, padding[:, t, None])
-        decision = agent.act(tokens, state)
-        actions.append(decision.action[:, 0])
-        state = decision.state
-    step_actions = torch.stack(actions, dim=1)
-    prev_action = torch.cat(
-        [torch.zeros_like(step_actions[:, :1]), step_actions[:, :-1]], dim=1
-    )
-    memory = agent.initial_memory(2, 5)
-    outputs, _ = agent.unroll(steps, padding, prev_action, memory)
-    torch.testing.assert_close(outputs, step_actions)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_agent_is_saved_and_loaded(name: str, tmp_path) -> None:
-    agent = agents()[name]
-    load_vector(agent, vectors(agent, 1)[0])
-    save_policy(agent, tmp_path)
-    loaded = load_policy(tmp_path)
-    assert type(loaded) is type(agent)
-    tokens = readings()
-    assert loaded.act(tokens).action.equal(agent.act(tokens).action)
 
 
 def test_order_and_number_of_channels_matter_to_the_baseline_alone() -> None:

@@ -13,15 +13,13 @@ from torch import Tensor
 from helpers.tables import yaml_cases
 from marl_pool.config import compose
 from marl_pool.policies import make_agent
-from marl_pool.policies.agent import Population, to_vector
-from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool_studies.attention_neuron.attention_agent import AttentionAgent
 
 N, F, STEPS = 9, 8, 4
 SPEC = TokenSpec(N, F, ("patch",), has_self=False)
-BOX, CHOICE = spaces.Box(-1, 1, (2,)), spaces.Discrete(3)
+BOX = spaces.Box(-1, 1, (2,))
 VISION = {"name": "vision_neuron", "num_codes": 16, "value_dim": 5, "frames": 2}
 LSTM = {"name": "attention_neuron", "num_codes": 16}
 KINDS: dict[str, dict[str, Any]] = {
@@ -160,40 +158,6 @@ def test_a_saturated_gate_keeps_codes_constant() -> None:
 
 
 @each_kind
-@pytest.mark.parametrize("space", [BOX, CHOICE], ids=["box", "choice"])
-def test_a_sequence_is_its_steps(kind: str, space: spaces.Space) -> None:
-    agent, x = make(kind, space), sets()
-    state, prev_action, single = agent.initial_state(2, 1, N), [], []
-    for t in range(STEPS):
-        prev_action.append(state["action"][:, 0])
-        decision = agent.act(tokens(x[:, t]), state)
-        state = decision.state
-        single.append(decision.logits[:, 0])
-    memory = agent.initial_memory(2, N)
-    outputs, _ = agent.unroll(x, None, torch.stack(prev_action, 1), memory)
-    torch.testing.assert_close(outputs, torch.stack(single, 1))
-
-
-@each_kind
-def test_a_population_acts_like_its_members(kind: str) -> None:
-    agent, x = make(kind), sets(6)
-    factors = torch.tensor([[1.0], [-0.5], [2.0]])
-    vectors = to_vector(agent) * factors.double()
-    population = Population(agent, vectors)
-    state, logits = population.initial_state(6, 1, N), []
-    for t in range(STEPS):
-        decision = population.act(tokens(x[:, t]), state)
-        state = decision.state
-        logits.append(decision.logits[:, 0])
-    vector = to_vector(agent)
-    for member, factor in enumerate(factors):
-        torch.nn.utils.vector_to_parameters(vector * factor, agent.parameters())
-        rows = slice(2 * member, 2 * member + 2)
-        expected = act(agent, x[rows])
-        torch.testing.assert_close(torch.stack(logits, 1)[rows], expected)
-
-
-@each_kind
 def test_padded_tokens_act_like_absent_ones(kind: str) -> None:
     agent, x = make(kind), sets()
     hidden = torch.zeros(2, STEPS, N, dtype=torch.bool)
@@ -240,16 +204,6 @@ def test_tokens_permuted_with_their_lstms_give_the_same_answer() -> None:
     moved = tokens(x[:, 1][:, order])
     torch.testing.assert_close(agent.act(moved, carried).logits, expected)
     assert not torch.isclose(agent.act(moved, state).logits, expected).all()
-
-
-@each_kind
-def test_a_loaded_agent_acts_like_the_saved_one(kind: str, tmp_path: Any) -> None:
-    agent = make(kind).float()
-    save_policy(agent, tmp_path)
-    read = load_policy(tmp_path)
-    assert isinstance(read, AttentionAgent)
-    x = sets().float()
-    assert torch.equal(act(read, x), act(agent, x))
 
 
 def test_more_tokens_than_places_are_refused() -> None:
