@@ -102,20 +102,6 @@ def test_registered_names_build_their_classes(name):
         assert isinstance(make_heuristic(name, group, role=role), Policy)
 
 
-@each_env
-def test_observations_fit_their_description(name, options):
-    env = make_started_env(name, 3, options)
-    for group, tokens in env.observe().items():
-        spec = env.groups[group]
-        spec.tokens.check(tokens)
-        assert tokens.batch_shape == (3, spec.num_agents)
-        columns = tokens.at((1, spec.num_agents - 1)).columns
-        arrays = {key: part.float().numpy() for key, part in columns.items()}
-        space = spec.tokens.space()
-        typed = {key: array.astype(space[key].dtype) for key, array in arrays.items()}
-        assert space.contains(typed)
-
-
 @pytest.mark.parametrize(("name", "options"), [*each_env.args[1], *COLLIDING])
 def test_one_env_equals_the_same_env_among_many(name, options):
     batch = make_started_env(name, 37, options)

@@ -95,23 +95,6 @@ def test_a_population_acts_the_same_when_sync_free(name: str) -> None:
     torch.testing.assert_close(records[0], records[1])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_fast_and_generic_members_give_the_same(name: str) -> None:
-    agent = agents()[name].double()
-    population = Population(agent, vectors(agent, 3))
-    parameters = population._named_parameters(torch.arange(3))
-    features = torch.randn(3, 4, 2, 5, 1, dtype=torch.float64)
-    padding = torch.rand(3, 4, 2, 5) < 0.3
-    prev_action = torch.randn(3, 4, 2, 1, dtype=torch.float64)
-    memory = agent.initial_memory(4, 5)
-    memory = torch.utils._pytree.tree_map(
-        lambda part: part.expand(3, -1, -1, -1), memory
-    )
-    fast = agent.members(parameters)(features, padding, prev_action, memory)
-    slow = Agent.members(agent, parameters)(features, padding, prev_action, memory)
-    torch.testing.assert_close(fast, slow)
-
-
 def test_idling_of_ended_envs_changes_no_episode() -> None:
     agent = agents()["sensory"].double()
     population = Population(agent, vectors(agent, 4))
