@@ -28,7 +28,7 @@ from helpers.samples import (
 from marl_pool.encoders import make_encoder
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.options.construction import build
-from marl_pool.pooling import POOLING, pooling_names
+from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
 
 Variant = tuple[str, str, dict[str, Any]]
@@ -97,7 +97,7 @@ def test_a_call_in_inference_mode_leaves_later_gradients_alone(
     in_a_new_thread(infer_then_learn)
 
 
-@pytest.mark.parametrize("pooling", pooling_names())
+@pytest.mark.parametrize("pooling", ["ada", "cls", "flatten", "max"])
 def test_a_network_in_inference_mode_leaves_later_gradients_alone(pooling: str) -> None:
     network = SetNetwork(
         SPEC, encoder={"name": "transformer"}, pooling={"name": pooling}, seed=0
