@@ -32,6 +32,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 CENTROID = {"counts": "3-2-4", "max_steps": 8}
 SEED = 5
 every = pytest.mark.parametrize("name", PERTURBATIONS)
+FORMS = ["drop_actions", "duplicate", "freeze", "inject", "occlude"]
+"""One perturbation of each form: of actions, of memory, of padding, adding tokens."""
+each_form = pytest.mark.parametrize("name", FORMS)
 
 # The checkers advise against dict observations, unbounded features and wrappers.
 pytestmark = [
@@ -84,7 +87,7 @@ class NoopPolicy(Policy):
         return Decision(action, zeros, zeros, zeros, ())
 
 
-@every
+@each_form
 def test_pettingzoo_checkers_accept_it(name: str) -> None:
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
@@ -97,7 +100,7 @@ def test_pettingzoo_checkers_accept_it(name: str) -> None:
     parallel_seed_test(make)
 
 
-@every
+@each_form
 def test_gymnasium_checkers_accept_it(name: str) -> None:
     env = perturb_env(OneAgentView("simple_centroid", max_steps=8), config_of(name))
     assert isinstance(env, PerturbedEnv)
@@ -131,7 +134,7 @@ def test_observations_equal_those_of_a_rollout(name: str) -> None:
             obs, *_ = env.step(still)
 
 
-@every
+@each_form
 def test_a_gymnasium_env_shows_it_too(name: str) -> None:
     options = {"counts": "1-2-4", "max_steps": 8}
     env = perturb_env(OneAgentView("simple_centroid", **options), config_of(name))
