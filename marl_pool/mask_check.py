@@ -272,11 +272,20 @@ def _indices(rows: Tensor) -> Tensor:
 
 
 def _change(before: list[Tensor], after: list[Tensor]) -> float:
-    """Return the largest change, relative to the largest output; inf for a NaN."""
-    scale = max(float(tensor.abs().max()) for tensor in before) or 1.0
-    pairs = zip(before, after, strict=True)
-    change = max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
-    return change / scale if change == change else float("inf")
+    """Return the largest change, relative to the largest output; inf for a NaN.
+
+    Only finite outputs count for the scale.
+    """
+    old, new = (
+        torch.cat([output.double().flatten() for output in outputs])
+        for outputs in (before, after)
+    )
+    # Equal infinities, as of masked logits, have a difference of NaN but are no change.
+    changes = (new - old).abs().masked_fill(new == old, 0)
+    change = float(changes.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
+    finite = old[old.isfinite()].abs()
+    scale = float(finite.max()) if len(finite) else 0.0
+    return change / (scale or 1.0)
 
 
 def _amount(change: float) -> str:
@@ -569,7 +578,8 @@ def _entities(subject: _Subject) -> str:
                 break
             after = subject.compared(subject.noisy(sets, here, 2.0**draw))
             for old, new in zip(before, after, strict=True):
-                quiet &= (old == new).flatten(1).all(1)
+                # A critic's output is ``(B,)``, without a dimension to reduce.
+                quiet &= (old == new)[..., None].flatten(1).all(1)
         ignored += [(row, slot) for row in quiet.nonzero().flatten().tolist()]
     if not ignored:
         return ""

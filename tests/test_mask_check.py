@@ -123,6 +123,30 @@ def test_a_random_model_differs_between_calls() -> None:
     )
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_nan_is_found_in_each_of_several_outputs(order: int) -> None:
+    def both(x: Tensor, padding: Tensor) -> tuple[Tensor, ...]:
+        return (masked_sum(x, padding), by_product(x, padding))[::order]
+
+    failures = check_mask(both, (FEATURES, PADDING)).failures
+    assert set(failures) == {"nan"}
+    assert "moves the output to NaN or infinity" in failures["nan"]
+
+
+def test_equal_infinities_are_no_change() -> None:
+    """As of logits that a mask excludes; only `empty` requires finite outputs."""
+
+    def masked_logits(x: Tensor, padding: Tensor) -> Tensor:
+        return masked_sum(x, padding).index_fill(1, torch.tensor([2]), -torch.inf)
+
+    assert set(check_mask(masked_logits, (FEATURES, PADDING)).failures) == {"empty"}
+
+
+def test_an_output_may_be_a_number_for_each_set() -> None:
+    """As of a critic."""
+    assert_mask(lambda x, padding: masked_sum(x, padding).sum(1), (FEATURES, PADDING))
+
+
 BY_NATURE = {"merge": {"zero"}, "cls": {"entities"}}
 """Checks that heads fail by design: `merge` compares vectors by their angle, which zero
 lacks, and `cls` without an encoder reads only its own token.
