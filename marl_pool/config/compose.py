@@ -32,7 +32,7 @@ from marl_pool.config.sections import (
     VERBS,
     AnySection,
     Group,
-    bases_in,
+    bases_first,
     built_in,
     choices_in,
     content_of,
@@ -121,11 +121,11 @@ def compose_only(
     for group, option in choices.items():
         if group not in kind.presets and option is not None:
             config[group] = {}
-            for content in _bases_first(verb, group, option, folder):
+            for content in _contents(verb, group, option, folder):
                 _merge(config[group], content)
     for group in kind.presets:
         if option := choices.get(group):
-            for content in _bases_first(verb, group, option, folder):
+            for content in _contents(verb, group, option, folder):
                 _merge(config, content)
     for override in parsed:
         if override.key not in kind.config_groups:
@@ -147,11 +147,12 @@ def origin(
     latest = Origin("", None)
     for group in (section, *kind.presets):
         option = choices.get(group)
-        for base in _options_of(group, option, folder) if option else ():
+        files = files_of(group, folder)
+        for base in bases_first(group, option, files) if option else ():
             content = _content(verb, group, base, folder)
             values = content if group == section else content.get(section)
             if isinstance(values, Mapping) and name in values:
-                file = files_of(group, folder).get(base)
+                file = files.get(base)
                 is_ours = file is None or is_packaged(file)
                 label = f"{group}={base}" if is_ours else ""
                 latest = Origin(label, values[name])
@@ -233,7 +234,7 @@ def _choose(
         next_choices = {**kind.sections, **kind.presets, **sizes, **user_options}
         for group in kind.presets:
             if preset := next_choices[group]:
-                for content in _bases_first(verb, group, preset, folder):
+                for content in _contents(verb, group, preset, folder):
                     next_choices |= choices_in(content)
             next_choices |= {**sizes, **user_options}
         choices = next_choices
@@ -266,25 +267,12 @@ def _option(verb: str, override: Override, folder: Path | None) -> str:
     return value
 
 
-def _bases_first(
+def _contents(
     verb: str, group: str, option: str, folder: Path | None
 ) -> Iterator[Config]:
     """Yield what an option builds on, then its own keys, ``defaults`` included."""
-    for base in _options_of(group, option, folder):
+    for base in bases_first(group, option, files_of(group, folder)):
         yield _content(verb, group, base, folder)
-
-
-def _options_of(group: str, option: str, folder: Path | None) -> Iterator[str]:
-    """Yield the options that an option builds on, then the option itself."""
-    files = files_of(group, folder)
-    for base in bases_in(content_of(files[option])) if option in files else ():
-        if base == option or base not in {*built_in(group), *files}:
-            raise InputError(
-                f"{files[option]}: defaults: "
-                f"{names.unknown(group, base, {*built_in(group), *files})}"
-            )
-        yield from _options_of(group, base, folder)
-    yield option
 
 
 def _content(verb: str, group: str, option: str, folder: Path | None) -> Config:

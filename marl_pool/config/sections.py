@@ -352,7 +352,7 @@ def suits(verb: str, group: str, option: str, config_dir: Path | None = None) ->
         return False
     try:
         if group in VERBS[verb].presets:
-            return not _preset_misfit(verb, option, files, config_dir)
+            return not _preset_misfit(verb, group, option, files, config_dir)
         return _option_suits(verb, group, option, files)
     except InputError:  # a broken file, which is an error only where it is used
         return False
@@ -380,9 +380,12 @@ def unsuited(
             f"{group}={option} is made for {made_for}; for {typed(verb)} {advice}"
         )
     files = files_of(group, config_dir)
-    if group in VERBS[verb].presets and option in files:
-        reason = _preset_misfit(verb, option, files, config_dir)
-        return InputError(f"{group}={option}: {files[option]}: {reason}")
+    if option in files:
+        # No verb suits a file that cannot be read; this raises the reason.
+        if group not in VERBS[verb].presets:
+            _option_suits(verb, group, option, files)
+        elif reason := _preset_misfit(verb, group, option, files, config_dir):
+            return InputError(f"{group}={option}: {files[option]}: {reason}")
     # A paper's presets are in a folder of its name.
     nested = [name for name in files if name.endswith(f"/{option}")]
     if matches := [name for name in nested if name in choices]:
@@ -407,14 +410,19 @@ def typed(verb: str) -> str:
 
 
 def _preset_misfit(
-    verb: str, option: str, files: Mapping[str, Path], config_dir: Path | None
+    verb: str,
+    preset_group: str,
+    option: str,
+    files: Mapping[str, Path],
+    config_dir: Path | None,
 ) -> str:
     """Return the reason why a preset does not suit a verb, or an empty string."""
     kind = VERBS[verb]
     # A preset with a key that no verb has is listed; its use reports the misspelt key.
     foreign = set().union(*(v.keys for v in VERBS.values())) - kind.keys
     # Collect the choices that the preset makes for other groups.
-    contents = list(_with_bases(option, files))
+    presets = bases_first(preset_group, option, files)
+    contents = [content_of(files[preset]) for preset in presets]
     choices = [choice for content in contents for choice in choices_in(content).items()]
     # The preset suits if the verb has all its keys and choices.
     for key in sorted({key for content in contents for key in content} & foreign):
@@ -448,20 +456,45 @@ def _option_suits(
     # An option names a class by itself or by what it builds on.
     owner = section if isinstance(section, Group) else GROUPS.get(group)
     registered = owner.names().keys() if owner else set()
-    has_name = option in registered or any(
-        "name" in content or {*bases_in(content)} & registered
-        for content in _with_bases(option, files)
+    has_name = any(
+        base in registered or (base in files and "name" in content_of(files[base]))
+        for base in bases_first(group, option, files)
     )
     return has_name == isinstance(section, Group)
 
 
-def _with_bases(option: str, files: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
-    """Yield the content of an option, then of the files it builds on."""
-    if option in files:
-        content = content_of(files[option])
-        yield content
-        for base in bases_in(content):
-            yield from _with_bases(base, files)
+def bases_first(
+    group: str,
+    option: str,
+    files: Mapping[str, Path],
+    descendants: tuple[str, ...] = (),
+) -> Iterator[str]:
+    """Yield the options that an option builds on, in order, then the option itself.
+
+    Args:
+        group: config group of all of them.
+        option: the option.
+        files: YAML files of the group; see `files_of`.
+        descendants: options that build on this one.
+
+    Raises:
+        InputError: an option that does not exist, or that builds on itself.
+    """
+    descendants = (*descendants, option)
+    for base in bases_in(content_of(files[option])) if option in files else ():
+        # Two options may build on the same one, which then comes twice.
+        if base in descendants:
+            raise InputError(
+                f"{files[option]}: defaults: expected another {group}, got {base}: it "
+                "builds on itself"
+            )
+        if base not in files and base not in built_in(group):
+            raise InputError(
+                f"{files[option]}: defaults: "
+                f"{names.unknown(group, base, {*built_in(group), *files})}"
+            )
+        yield from bases_first(group, base, files, descendants)
+    yield option
 
 
 def summary_of(file: Path) -> str:

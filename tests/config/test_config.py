@@ -532,6 +532,32 @@ def test_presets_may_choose_each_other(tmp_path):
         compose("train", ["experiment=second"], tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("verb", "group"),
+    [("train", "pooling"), ("train", "experiment"), ("clone", "policy")],
+)
+def test_an_option_that_builds_on_itself_is_refused(tmp_path, verb, group):
+    for name, base in (("first", "second"), ("second", "first"), ("own", "own")):
+        write_yaml(tmp_path / group / f"{name}.yaml", f"defaults:\n  - {base}\n")
+    for option, file, base in (("first", "second", "first"), ("own", "own", "own")):
+        place = re.escape(f"{file}.yaml: defaults: expected another {group}, got ")
+        with pytest.raises(InputError, match=f"{place}{base}: it builds on itself$"):
+            compose(verb, [f"{group}={option}"], tmp_path)
+
+
+def test_two_options_may_build_on_the_same_one(tmp_path):
+    files = {
+        "base": "defaults:\n  - ada\nnum_heads: 2\n",
+        "left": "defaults:\n  - base\nquery: mean\n",
+        "right": "defaults:\n  - base\nresidual: true\n",
+        "both": "defaults:\n  - left\n  - right\n",
+    }
+    for name, text in files.items():
+        write_yaml(tmp_path / "pooling" / f"{name}.yaml", text)
+    pooling = compose("train", ["pooling=both"], tmp_path)["pooling"]
+    assert (pooling["num_heads"], pooling["residual"]) == (2, True)
+
+
 def test_a_required_option_may_be_swept():
     swept = ["env=pettingzoo", "env.module=mpe2.simple_v3,mpe2.simple_spread_v3"]
     plan = plan_sweep(swept)
