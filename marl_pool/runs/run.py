@@ -263,22 +263,30 @@ class Run:
                 for folder in self.path.iterdir():
                     if folder.name not in OUTPUTS:
                         atomic.discard_leftovers(folder)
-                if (best := self._unsaved_best()) is not None:
+                best, damage = self._unsaved_best()
+                if best is not None:
                     with self.save_policy_dir(best) as folder:
                         policy = self._checkpoint_path(best.iteration) / POLICY
                         shutil.copytree(policy, folder, dirs_exist_ok=True)
+                    if damage:
+                        print_line(
+                            f"{damage}; restored from iteration {best.iteration}"
+                        )
             yield
 
     def recover(self) -> None:
         """Save the policy of the best checkpoint if a killed process did not."""
-        if self._unsaved_best() is not None:
+        best, _ = self._unsaved_best()
+        if best is not None:
             with self.lock():
                 pass
 
-    def _unsaved_best(self) -> Best | None:
+    def _unsaved_best(self) -> tuple[Best | None, str]:
         """Return the newest checkpoint if it is the best and its policy is not saved.
 
-        A process may be killed after it has saved a checkpoint, before its policy.
+        A process may be killed after it has saved a checkpoint, before its policy. If
+        the record of the best is damaged, return the last checkpoint that was the best,
+        and the damage.
         """
         newest = self.latest_checkpoint()
         candidate = None if newest is None else self._best_at(newest)
@@ -288,11 +296,9 @@ class Run:
             # Use the last checkpoint that was the best, which `prune` keeps.
             saved = [path for path in self.checkpoints() if not self.damage_of(path)]
             candidate = next(filter(None, map(self._best_at, reversed(saved))), None)
-            if candidate is not None:
-                print_line(f"{error}; restored from iteration {candidate.iteration}")
-            return candidate
+            return candidate, str(error)
         is_new = best is None or (candidate and best.iteration < candidate.iteration)
-        return candidate if is_new else None
+        return (candidate if is_new else None), ""
 
     def _best_at(self, checkpoint: Path) -> Best | None:
         """Return the score of a checkpoint that was the best when it was saved."""
