@@ -201,6 +201,8 @@ class PPOMethod(TrainingMethod):
     def step(self, iteration: int) -> Iteration | None:
         began = time.monotonic()
         result = self._train(iteration)
+        seconds = time.monotonic() - began
+        self.seconds += seconds
         sampled = result.get(ENV_RUNNER_RESULTS, {})
         steps = int(sampled.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, self.steps))
         # All runners may have died; RLlib restarts them.
@@ -228,9 +230,7 @@ class PPOMethod(TrainingMethod):
                     "extreme for float32; try a smaller policy.init_std or ppo.lr"
                 )
         # Count the steps, and keep the last returns for the logged mean.
-        seconds = time.monotonic() - began
         new_steps, self.steps, self.empty = steps - self.steps, steps, 0
-        self.seconds += seconds
         for group, returns in sampled.get(EPISODE_RETURNS, {}).items():
             if isinstance(returns, list):  # without episodes RLlib returns a NaN
                 self.returns[group].extend(returns)

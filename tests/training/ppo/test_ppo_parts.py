@@ -1,6 +1,8 @@
 """The parts of PPO that need no running algorithm."""
 
+import itertools
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,16 +18,19 @@ from ray.rllib.evaluation.postprocessing import Postprocessing
 
 from helpers.farm import FoxAndHens, policies_of
 from helpers.ppo import episodes_of
+from marl_pool.config import compose
 from marl_pool.policies.actions import log_prob
 from marl_pool.rollout import Rollout, Trajectory
+from marl_pool.runs.run import Run
 from marl_pool.training.ppo.batch import (
     VALUE_SCALE,
     episode_rows,
     minibatches,
     prepare_rows,
 )
+from marl_pool.training.ppo.train import PPOMethod
 from marl_pool.training.ppo.trajectories import estimate_advantages
-from marl_pool.training.settings import PPOSettings
+from marl_pool.training.settings import PPOSettings, TrainConfig
 
 
 def trajectory(steps: int = 9) -> tuple[dict[str, Trajectory], Rollout]:
@@ -233,3 +238,14 @@ def test_a_normalised_value_loss_does_not_depend_on_the_unit_of_reward():
     errors = scaled_errors(1.0)
     torch.testing.assert_close(scaled_errors(100.0), errors, rtol=1e-3, atol=1e-4)
     assert 0 < errors.square().mean() <= 1
+
+
+def test_seconds_include_an_iteration_without_steps(tmp_path, monkeypatch):
+    config = compose("train", ["encoder.num_layers=1", "threads=1"])
+    run = Run.create(tmp_path / "run", config)
+    method = PPOMethod(run, TrainConfig.from_plain(config), None)
+    monkeypatch.setattr(method, "_train", lambda iteration: {})
+    clock = SimpleNamespace(monotonic=itertools.count(step=3).__next__)
+    monkeypatch.setitem(PPOMethod.step.__globals__, "time", clock)
+    assert method.step(1) is None
+    assert method.seconds == 3
