@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import time
 import traceback
 from collections import deque
@@ -281,10 +280,9 @@ class PPOMethod(TrainingMethod):
         # Runners may die: warn, and continue with their successors.
         if self.algo.deaths > self.deaths:
             self.deaths = self.algo.deaths
-            print(
+            print_line(
                 f"iteration {iteration}: a runner died ({self.deaths} so far); it is "
-                f"restarted at most {MAX_RESTARTS} times; see {self.run.error_path}",
-                file=sys.stderr,
+                f"restarted at most {MAX_RESTARTS} times; see {self.run.error_path}"
             )
         return result
 
