@@ -209,7 +209,9 @@ def play(arguments: Namespace, overrides: list[str]) -> int:
     if arguments.export is None:
         import websockets  # noqa: F401 - fails before anything is loaded
     port = arguments.port
-    if not (port.isascii() and port.isdigit() and int(port[:6]) < 1 << 16):
+    # Python refuses to convert thousands of digits.
+    is_short = port.isascii() and port.isdigit() and len(port) < 6
+    if not (is_short and int(port) < 1 << 16):
         raise InputError(f"--port: expected a number from 0 to 65535, got {port!r}")
     config = composed(arguments, overrides)
     if config is None:
