@@ -1,9 +1,10 @@
 """Verbs for trained policies: evaluate, render, play and report."""
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
+from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -192,7 +193,7 @@ def render(arguments: Namespace, overrides: list[str]) -> int:
     targets: dict[str, EvaluationTarget] = {}
     with new_results(arguments.out, "videos") as folder:
         for path in arguments.run:
-            name = path if Path(path).name in targets else Path(path).name
+            name = _unused_name(Path(path).name, targets)
             with reader.opened(path) as (run, options):
                 targets[name] = load_target(run, reader.settings, **options)
         video = render_side_by_side(folder, targets, reader.settings, perturbation)
@@ -256,8 +257,7 @@ def _load(reader: Reader) -> "dict[str, EvaluationTarget]":
     for path in reader.arguments.run or [None]:
         with reader.opened(path) as (run, options):
             target = target_from_run(run, reader.settings, **options)
-        number = f" ({len(targets) + 1})" if target.source in targets else ""
-        targets[target.source + number] = target
+        targets[_unused_name(target.source, targets)] = target
     first, *other_targets = targets.items()
     for name, target in other_targets:
         for key in {**first[1].env, **target.env}:
@@ -268,6 +268,12 @@ def _load(reader: Reader) -> "dict[str, EvaluationTarget]":
                     f"{first_value} in {first[0]} and {value} in {name}"
                 )
     return targets
+
+
+def _unused_name(name: str, labels: Container[str]) -> str:
+    """Return the name, or the first of ``name (2)``, ``name (3)`` … not in use."""
+    numbered = (f"{name} ({number})" for number in count(2))
+    return next(label for label in chain([name], numbered) if label not in labels)
 
 
 def report(arguments: Namespace, overrides: list[str]) -> int:

@@ -88,6 +88,13 @@ def test_several_runs_are_columns(run, tmp_path, refused, capsys):
     assert not list(run.path.glob("videos/*"))
 
 
+def test_one_run_may_be_several_columns(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "thrice"
+    paths = 3 * [str(run.path)]
+    assert main(["render", *paths, f"size={SIZE}", "--out", str(out)]) == 0
+    assert read_video(out / "clean.webm")[0].shape[1] == 3 * SIZE + 2 * GAP
+
+
 def test_runs_of_unlike_length_are_shown_to_the_end(run: Run, tmp_path: Path) -> None:
     longer = make_run(tmp_path / "long", max_steps=STEPS + 4)
     out = tmp_path / "both"
