@@ -166,6 +166,8 @@ class TokenSpec:
             observer's own.
         has_self: True if a token of type 0 is the observer's own. Sets of sensor
             channels and of image patches have none.
+        dtype: of the features; uint8 for bytes from 0 to 255, which the embedding
+            scales to [0, 1].
         signal_types: names of the types that matter for the task, the observer's own
             included; the others are noise. Empty if the type does not determine this.
         positions: indices of the features that hold the token's position; () for
@@ -249,10 +251,12 @@ class TokenSpec:
 
     def check(self, tokens: Tokens, where: str = "tokens") -> None:
         """Raise InputError if ``tokens`` differ in number or width."""
-        expected = (self.num_tokens, self.num_features)
-        shape = tuple(tokens.features.shape[-2:])
-        if shape != expected:
-            raise InputError(f"{where}: expected (..., {expected}), got (..., {shape})")
+        actual = tuple(tokens.features.shape[-2:])
+        if actual != (self.num_tokens, self.num_features):
+            raise InputError(
+                f"{where}: expected (..., {self.num_tokens}, {self.num_features}), "
+                f"got (..., {', '.join(map(str, actual))})"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return keyword arguments of an equal `TokenSpec`, ready for JSON."""
