@@ -53,14 +53,14 @@ class CompiledTokenPolicy(SharedModule, TokenPolicy):
         return cast(SpecifiedPolicy, self.original)
 
     @override
-    def outputs(
+    def head_outputs(
         self, tokens: Tokens, state: State
     ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
         native = None
         if not torch.is_grad_enabled():
             native = self.actor_critic(tokens.flatten_batch())
         if native is None:
-            return super().outputs(tokens, state)
+            return super().head_outputs(tokens, state)
         return *run_actor_critic(native), ()
 
     def actor_critic(self, tokens: Tokens) -> ActorCritic | None:

@@ -166,12 +166,16 @@ class TokenPolicy(SequencePolicy):
         self.network_options = network_options
         # Choices and means have no limits.
         count = 0 if self.actions.integral else self.actions.num_options
-        bounds = zip((-torch.inf, torch.inf), log_std_range, strict=True)
-        names = ("lowest_logits", "highest_logits")
-        for name, (mean, log_std) in zip(names, bounds, strict=True):
-            parts = [torch.full_like(self.low, limit) for limit in (mean, log_std)]
-            limits = torch.cat([self.low.new_full((count,), mean), *parts])
-            self.register_buffer(name, limits, persistent=False)
+        for name, unlimited, log_std_limit in (
+            ("lowest_logits", -torch.inf, log_std_range[0]),
+            ("highest_logits", torch.inf, log_std_range[1]),
+        ):
+            limits = [
+                self.low.new_full((count,), unlimited),
+                torch.full_like(self.low, unlimited),
+                torch.full_like(self.low, log_std_limit),
+            ]
+            self.register_buffer(name, torch.cat(limits), persistent=False)
         # One set network, or one for each head.
         network = network_options | {
             "action_dim": self.actions.dim,
@@ -234,7 +238,7 @@ class TokenPolicy(SequencePolicy):
 
     def forward(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Return logits ``(*B, L)`` and values ``(*B,)`` at an episode's start."""
-        return self._outputs(tokens, ())[:2]
+        return self._masked_outputs(tokens, ())[:2]
 
     def pool(self, tokens: Tokens) -> tuple[ActionInput, Tensor]:
         """Return the inputs of both heads for tokens of batch ``(B,)``.
@@ -325,7 +329,7 @@ class TokenPolicy(SequencePolicy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        logits, values, memory = self._outputs(tokens, state)
+        logits, values, memory = self._masked_outputs(tokens, state)
         if explore:
             noise = self.noise(tokens, generator)
             action = sample(self.actions, logits, noise, self.options(tokens))
@@ -357,19 +361,22 @@ class TokenPolicy(SequencePolicy):
             weights = self.network.attention_weights(sequences, prev_action, memory[0])
         return None if weights is None else weights.unflatten(0, tokens.batch_shape)
 
-    def _outputs(
+    def _masked_outputs(
         self, tokens: Tokens, state: State
     ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
         """Return logits ``(*B, L)``, masked, values ``(*B,)``, and the new memory."""
-        logits, values, memory = self.outputs(tokens, state)
+        logits, values, memory = self.head_outputs(tokens, state)
         batch = tokens.batch_shape
         logits = mask_logits(logits.unflatten(0, batch), self.options(tokens))
         return logits, values.view(batch), memory
 
-    def outputs(
+    def head_outputs(
         self, tokens: Tokens, state: State
     ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
-        """Return logits ``(rows, L)``, values ``(rows,)``, and the new memory."""
+        """Return logits ``(rows, L)``, not masked, values ``(rows,)``, and the memory.
+
+        ``rows`` are all entries of the batch ``(*B,)``, in order.
+        """
         for_action, for_value, memory = self._pool_step(tokens, state)
         return self.logits(for_action), self.values(for_value), memory
 

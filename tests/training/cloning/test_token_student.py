@@ -83,7 +83,7 @@ def test_the_loss_is_the_likelihood_of_the_teachers_actions(space, options, kern
         state = ()
         if policy.recurrent:
             state = {"action": batch.prev_action[:, t], "memory": memory}
-        logits, _, memory = policy.outputs(tokens, state)
+        logits, _, memory = policy.head_outputs(tokens, state)
         logits = mask_logits(logits, tokens.action_mask)
         step = -log_prob(policy.actions, logits, batch.label[:, t])
         expected.append(step * batch.valid[:, t])
