@@ -101,7 +101,8 @@ def _passed_on(cls: type, shared: type[Any]) -> dict[str, Option]:
     bases = [options_of(base) for base in cls.__mro__[1:] if base is not object]
     return {
         name: Option(
-            annotation, next(options[name] for options in bases if name in options)[1]
+            annotation,
+            next(options[name] for options in bases if name in options).default,
         )
         for name, annotation in hints.items()
     }

@@ -313,7 +313,13 @@ def test_labels_name_options_that_are_not_the_default() -> None:
 RESULTS = [
     Result("agent", "trained", False, "clean", "clean", 0.0, {}, 2, 1.5, 1.0, 2.0, 0.5),
     Result(
-        *("agent", "trained", True, "occlude", "occlude", 0.5, {"mode": "drop"}),
+        "agent",
+        "trained",
+        stochastic=True,
+        perturbation="occlude",
+        label="occlude",
+        severity=0.5,
+        options={"mode": "drop"},
         missing="why",
     ),
 ]

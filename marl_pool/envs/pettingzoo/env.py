@@ -291,8 +291,11 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     @cached_property
     def _state_tokens(self) -> StateTokens:
         return StateTokens(
-            *(self._build(), self._teams, self._state_options),
-            *(self.device, self._number),
+            self._build(),
+            self._teams,
+            self._state_options,
+            self.device,
+            self._number,
         )
 
     @property

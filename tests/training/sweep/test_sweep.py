@@ -339,11 +339,11 @@ def test_a_run_resumes_from_its_checkpoint(tmp_path):
 @pytest.fixture
 def sweep_with_runs():
     grid = {"pooling": ["max", "avg"], "pooling.query": [None, [0, 1]]}
-    trials = [
-        Trial(trial_name(values), values, {})
-        for combination in itertools.product(*grid.values())
-        if (values := dict(zip(grid, combination, strict=True)))
+    combinations = [
+        dict(zip(grid, values, strict=True))
+        for values in itertools.product(*grid.values())
     ]
+    trials = [Trial(trial_name(values), values, {}) for values in combinations]
     sweep = Sweep("s", grid, [])
     saved_run(sweep.run_path(trials[0]), {}, [10, 20], loss=0.5)
     saved_run(sweep.run_path(trials[3]), {}, [10], kl=math.nan)
