@@ -325,7 +325,7 @@ class Campaign:
             if status not in allowed or line in BROKEN:
                 ended = f"exit {status}: {line}"
                 return Outcome(False, ended, len(statuses), None, lost)
-            saved = [Run.open(run).iterations_saved for run in runs_of(path)]
+            saved = [Run.open(run).last_saved_iteration for run in runs_of(path)]
             lost = max([lost, *(a - b for a, b in zip(logged, saved, strict=False))])
         status, line = Command(path.parent, *words_of(verb, path)).end()
         actual = results(path)
@@ -357,7 +357,7 @@ class Campaign:
         good = status == 0 or bool(line)
         lost = 0
         if status:
-            lost = logged - Run.open(path).iterations_saved
+            lost = logged - Run.open(path).last_saved_iteration
             good &= Command(path.parent, *words).end()[0] == 0
         good &= line not in BROKEN and lost <= EVERY
         return Outcome(good, f"exit {status}: {line}" if status else "0", 1, None, lost)
@@ -452,7 +452,7 @@ class Campaign:
             command.end()
         with disk(place / "copy", "-o", "loop", str(snapshot)):
             path = place / "copy/run"
-            saved = [Run.open(run).iterations_saved for run in runs_of(path)] or [0]
+            saved = [Run.open(run).last_saved_iteration for run in runs_of(path)] or [0]
             status, line = Command(place, *words_of(verb, path)).end()
             equal = status == 0 and results(path) == expected
         lost = logged - saved[0]

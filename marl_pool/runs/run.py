@@ -498,7 +498,7 @@ class Run:
         return ""
 
     @property
-    def iterations_saved(self) -> int:
+    def last_saved_iteration(self) -> int:
         """Iteration of the newest intact checkpoint, from which `resume` continues."""
         newest = self.latest_checkpoint()
         return 0 if newest is None else iteration_of(newest)

@@ -314,7 +314,7 @@ class TrainingLoop:
         """Write a checkpoint; if it is the best, its policy becomes the run's."""
         method = self.method
         # The last iteration may have its checkpoint already.
-        if self.iteration == self.run.iterations_saved:
+        if self.iteration == self.run.last_saved_iteration:
             return
         score = method.score(self.iteration)
         is_best = score is not None and method.accept(score)

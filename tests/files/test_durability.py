@@ -192,12 +192,12 @@ def bests_after(
     run = Run.open(folder / "runs" / "run")
     with run.lock():
         latest = run.latest_checkpoint()
-        assert run.iterations_saved >= saved, where
+        assert run.last_saved_iteration >= saved, where
         if latest is not None:
             weights = latest / "deep" / "down" / "weights"
-            assert weights.read_text() == f"weights {run.iterations_saved}" * 100
-            assert run.resume_at(run.iterations_saved) == "", where
-            assert run.rows()[-1]["iteration"] == run.iterations_saved, where
+            assert weights.read_text() == f"weights {run.last_saved_iteration}" * 100
+            assert run.resume_at(run.last_saved_iteration) == "", where
+            assert run.rows()[-1]["iteration"] == run.last_saved_iteration, where
         if not run.policy_dir.is_dir():
             assert saved <= 1, where
             return set()
@@ -232,13 +232,13 @@ def test_pruning_counts_whole_checkpoints_only(run):
         path = run.path / "checkpoints" / f"iter_{damaged:06d}"
         (path / "progress.json").write_text("")
     reopened = Run.open(run.path)
-    assert reopened.iterations_saved == 3
+    assert reopened.last_saved_iteration == 3
     reopened.prune(2)
     # The damaged one before the newest whole one is no use; later ones are replaced.
     kept = [path.name for path in reopened.checkpoints()]
     assert kept == ["iter_000001", "iter_000003", "iter_000004", "iter_000005"]
     save(reopened, 4)
-    assert reopened.iterations_saved == 4
+    assert reopened.last_saved_iteration == 4
 
 
 ABOUT = {"bytes": 1, "sha256": "0"}
@@ -263,7 +263,7 @@ def test_a_manifest_that_lists_no_files_of_its_folder_is_damaged(run, files):
     manifest.write_text(json.dumps(sealed_json(content)))
     reopened = Run.open(run.path)
     assert reopened.damage_of(manifest.parent).startswith(MANIFEST)
-    assert reopened.iterations_saved == 1
+    assert reopened.last_saved_iteration == 1
 
 
 def test_a_manifest_without_its_own_checksum_is_damaged(tmp_path):
@@ -285,7 +285,7 @@ def test_stray_names_beside_the_checkpoints_are_passed_over(run, name):
     save(run, 1)
     shutil.copytree(run.latest_checkpoint(), run.path / "checkpoints" / name)
     reopened = Run.open(run.path)
-    assert reopened.iterations_saved == 1
+    assert reopened.last_saved_iteration == 1
     reopened.prune(1)
     assert (run.path / "checkpoints" / name).is_dir()
 
@@ -323,7 +323,7 @@ def test_a_checkpoint_with_an_unwritten_part_is_not_saved(run):
     for missing in ("state.pkl", "deep/*/bias", "empty"):
         with pytest.raises(OSError, match="was not written"):
             save(missing)
-    assert run.iterations_saved == 1
+    assert run.last_saved_iteration == 1
     assert not list((run.path / "checkpoints").glob(".*"))
 
 

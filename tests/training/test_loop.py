@@ -94,7 +94,7 @@ def resume(*plugins: str, overrides: Sequence[str] = ()) -> int:
 def test_callbacks_follow_a_run_and_end_it():
     assert evolve(f"[{MODULE}:EventRecorder,{MODULE}:StopsAtTwo]") == 0
     assert EventRecorder.events == ["begin", 1, 2, "end"]
-    assert Run.open("run").iterations_saved == 2
+    assert Run.open("run").last_saved_iteration == 2
     # What a file names is not imported unless the user allows it.
     assert resume(f"{MODULE}:EventRecorder") == 2
     assert EventRecorder.events[4:] == []
@@ -102,7 +102,7 @@ def test_callbacks_follow_a_run_and_end_it():
     assert EventRecorder.events[4:] == ["begin", 3, 4, "end"]
     # A resumed run may change its callbacks.
     assert resume(overrides=["callbacks=[]", "total_generations=5"]) == 0
-    assert Run.open("run").iterations_saved == 5
+    assert Run.open("run").last_saved_iteration == 5
     assert EventRecorder.events[8:] == []
 
 
@@ -115,7 +115,7 @@ def test_a_callback_that_fails_ends_the_run_in_one_line(capsys, name, iteration,
     assert f"iteration {iteration}: a callback failed: RuntimeError: no network" in last
     run = Run.open("run")
     assert "no\nnetwork" in (run.path / "error.txt").read_text()
-    assert (len(run.rows()), run.iterations_saved) == (iteration, saved)
+    assert (len(run.rows()), run.last_saved_iteration) == (iteration, saved)
 
 
 @pytest.mark.parametrize("name", ["FailsToEnd", "Swallows"])

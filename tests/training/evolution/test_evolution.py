@@ -527,7 +527,7 @@ def test_a_generation_cut_by_the_time_limit_is_redone(tmp_path, monkeypatch, str
             patch.setattr(TrainingLoop, "_seconds_left", seconds_left)
             cut = finished_run(tmp_path / f"{limit}", *options, "time_limit=1000")
         assert num_checks == limit
-        assert cut.iterations_saved == len(cut.rows()) == 2
+        assert cut.last_saved_iteration == len(cut.rows()) == 2
         evolve(cut, {**cut.config, "time_limit": None})
         assert results(cut) == results(reference)
 

@@ -68,7 +68,7 @@ def test_a_kill_between_the_best_checkpoint_and_its_policy_loses_nothing(
         run_of(tmp_path / "killed", config)
     monkeypatch.undo()
     run = Run.open(tmp_path / "killed")
-    assert run.iterations_saved == count
+    assert run.last_saved_iteration == count
     assert run.best is None or run.best.iteration < count
     plugin = ("--plugin", "helpers.farm:FoxAndHens")
     assert cli.main(["resume", str(run.path), *plugin]) == 0

@@ -231,7 +231,7 @@ def test_a_run_stopped_on_a_linear_learning_rate_resumes_bit_for_bit(tmp_path):
     stop = iter([False, False, True])
     train(half, half.config, lambda: next(stop))
     half.close()
-    assert half.iterations_saved == 2
+    assert half.last_saved_iteration == 2
     assert_same(resumed(half.path, linear["total_steps"]), reference)
 
 

@@ -183,7 +183,7 @@ def test_an_interrupted_search_ends_as_an_uninterrupted_one(tmp_path, monkeypatc
     assert process.returncode == 128 + signal.SIGUSR1, output
     assert "stopped; resume with: marl-pool resume" in output
     assert "Traceback" not in output
-    assert Run.open(first).iterations_saved == max(iterations(first))
+    assert Run.open(first).last_saved_iteration == max(iterations(first))
     shutil.rmtree(tmp_path / "part")
     assert main(command("part")) == 0
     assert {row["trial"] for row in read_table("part/s")} == {0, 1}
@@ -207,7 +207,7 @@ def test_a_wrong_metric_ends_a_search_and_failed_trials_do_not(elsewhere, capsys
         assert text in line
     assert os.listdir("s/trials") == ["0000"]
     assert {row["status"] for row in read_table("s")} == {"stopped"}
-    assert Run.open("s/trials/0000").iterations_saved == 1
+    assert Run.open("s/trials/0000").last_saved_iteration == 1
 
     # Trials without a score are no reason to stop.
     Path("fail").touch()
