@@ -189,9 +189,10 @@ def render(arguments: Namespace, overrides: list[str]) -> int:
         return reader.process_single(render_one)
     from marl_pool.evaluation.standalone import new_results
     from marl_pool.evaluation.video.render import load_target, render_side_by_side
+    from marl_pool.runs.run import VIDEOS
 
     targets: dict[str, EvaluationTarget] = {}
-    with new_results(arguments.out, "videos") as folder:
+    with new_results(arguments.out, VIDEOS) as folder:
         for path in arguments.run:
             name = _unused_name(Path(path).name, targets)
             with reader.opened(path) as (run, options):

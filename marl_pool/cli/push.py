@@ -127,14 +127,15 @@ def _stage(
 def _picture(run: "Run", folder: Path, plugins: list[str]) -> Path | None:
     """Return the run's newest video, or a new one if it can be rendered."""
     from marl_pool.evaluation.push import PICTURES
+    from marl_pool.runs.run import VIDEOS
 
-    videos = [path for path in run.path.glob("videos/*") if path.suffix in PICTURES]
+    videos = [path for path in run.path.glob(f"{VIDEOS}/*") if path.suffix in PICTURES]
     if videos:
         return max(videos, key=lambda path: path.stat().st_mtime)
     from marl_pool.evaluation.settings import RenderSettings
     from marl_pool.evaluation.video.render import render_run
 
-    run.results = folder / "videos"
+    run.results = folder / VIDEOS
     try:
         return render_run(run, RenderSettings(format="webp"), plugins=plugins)
     except (InputError, ModuleNotFoundError) as error:

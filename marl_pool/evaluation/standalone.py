@@ -5,21 +5,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_pool.files.atomic import discard
 from marl_pool.files.hub import is_hub
+from marl_pool.pretrained import CONFIG as POLICY_CONFIG
 from marl_pool.pretrained import PREFIX, pretrained_path
 from marl_pool.runs.metrics import free
+from marl_pool.runs.run import CONFIG, OUTPUTS, POLICY, Run
 from marl_pool.utils.errors import InputError
-
-if TYPE_CHECKING:
-    from marl_pool.runs.run import Run
-
-POLICY, RUN = "config.json", "config.yaml"
-"""Files that identify the folders of a policy and of a run."""
-RESULTS = ("evaluation", "videos")
-"""Folders of results in a run."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ class StandalonePolicy:
     @contextmanager
     def new_run(
         self, env: Mapping[str, Any], out: str | None, verb: str
-    ) -> "Iterator[Run]":
+    ) -> Iterator[Run]:
         """Yield a new run that holds this policy and its results.
 
         As a run, the folder can be reported, rendered and evaluated again later. From
@@ -55,7 +49,6 @@ class StandalonePolicy:
             InputError: the folder exists or cannot be created.
         """
         from marl_pool.policies.storage import copy_policy  # imports torch
-        from marl_pool.runs.run import Run
 
         # The run states where its policy comes from, and holds a copy of it.
         path = results_folder(self.name, out, f" or `marl-pool {verb} {out}`")
@@ -66,7 +59,7 @@ class StandalonePolicy:
                 copy_policy(self.folder, folder)
             yield run
         finally:
-            if not any(any((path / name).glob("*")) for name in RESULTS):
+            if not any(any((path / name).glob("*")) for name in OUTPUTS):
                 discard(path)
                 if not parent_existed:
                     with suppress(OSError):  # another process has written to it
@@ -102,11 +95,11 @@ def find_standalone(
     else:
         # A run's folder is evaluated as a run.
         folder = Path(path)
-        if (folder / RUN).exists() or not (folder / POLICY).is_file():
+        if (folder / CONFIG).exists() or not (folder / POLICY_CONFIG).is_file():
             return None
         # The policy of a run is named after the run.
         absolute = folder.absolute()
-        base = absolute.parent if absolute.name == "policy" else absolute
+        base = absolute.parent if absolute.name == POLICY else absolute
         name, source = base.name, str(absolute)
     from marl_pool.policies.storage import load_env_config  # imports torch
 

@@ -68,7 +68,8 @@ PARTS = {
     "fit": ("learner.safetensors", "learner.json", "progress.json"),
 }
 """Files of a complete checkpoint, by verb; a star is any name."""
-OUTPUTS = ("evaluation", "videos")
+EVALUATION, VIDEOS = "evaluation", "videos"
+OUTPUTS = (EVALUATION, VIDEOS)
 """Folders written without holding the run's lock."""
 OF_MACHINE = frozenset(
     {"time_limit", "env_timeout", "callbacks", "checkpoint", "resources", "storage"}
@@ -655,15 +656,15 @@ class Run:
     @property
     def evaluation_dir(self) -> Path:
         """Folder of evaluations, which exists after the first evaluation."""
-        return self.results or self.path / "evaluation"
+        return self.results or self.path / EVALUATION
 
     def make_evaluation_dir(self) -> Path:
         """Create `evaluation_dir`, or raise `InputError` if it is not writable."""
-        return self._writable("evaluation")
+        return self._writable(EVALUATION)
 
     def new_video_path(self, stem: str, suffix: str = ".webm") -> Path:
         """Return an unused path in ``videos/``; see `make_evaluation_dir`."""
-        return free(self._writable("videos") / f"{stem}{suffix}")
+        return free(self._writable(VIDEOS) / f"{stem}{suffix}")
 
     def _writable(self, name: str) -> Path:
         """Create a folder; raise an error before any work if it is not writable."""
