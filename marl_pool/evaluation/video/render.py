@@ -1,6 +1,7 @@
 """Videos of trained policies, with their attention drawn into the frames."""
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.envs.drawing.marks import draw_selection
+from marl_pool.envs.drawing.marks import Glyphs, draw_selection
 from marl_pool.envs.patches import outline
 from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.cases import label, perturb
@@ -103,52 +104,12 @@ def episode_frames(
         ``(height, width, 3)`` uint8 RGB.
     """
     group = group or next(iter(rollout.env.groups))
-    policy, spec = rollout.policies[group], rollout.env.groups[group].tokens
-    prev_env, step, total = first_env(rollout.env), 0, 0.0
     if legend_rows is None:
         legend_rows = LEGEND_ROWS if rollout.perturbation is not None else 0
-    # Marks stay in the legend once they have occurred.
-    legend: set[Mark] = set()
+    policy = rollout.policies[group]
     title = " ".join(filter(None, (source, f"({head_name(policy)})")))
-
-    def draw(
-        perceived: Perception | None,
-        weights: Tensor | None,
-        acted: str = "",
-        selected: int | None = None,
-    ) -> np.ndarray:
-        # Outlines of the most attended patches take the place of tints.
-        tints = None if top else weights
-        with env_call(prev_env, "a picture"):
-            image = prev_env.frame(
-                attention=tints, group=group, size=size, perception=perceived
-            )
-        if top and perceived is not None and weights is not None:
-            patches = perceived.by_origin(weights.cpu())
-            image = outline_top(image, prev_env, patches, top)
-        words = [f"step {step}"] if steps else []
-        words.append(f"return {total:.3f}")
-        glyphs = None
-        if perceived is not None:
-            legend.update(perceived.marks())
-            glyphs = prev_env.glyphs(perceived.seen, 0, group=group, agent=0, size=size)
-            if selected is not None:
-                true_glyphs = prev_env.glyphs(
-                    perceived.true, 0, group=group, agent=0, size=size
-                )
-                types = perceived.true.types.tolist()
-                if true_glyphs is not None and SELF_TYPE in types:
-                    observer = types.index(SELF_TYPE)
-                    image = draw_selection(image, true_glyphs, observer, selected)
-                words.append(f"selects {spec.type_names[types[selected]]}")
-            if weights is not None and perceived.injected.any():
-                share = float(weights[perceived.injected].sum())
-                words.append(f"attention on injected {share:.0%}")
-        lines = (title, text, "   ".join(filter(None, (*words, acted))))
-        label = CLEAN if rollout.perturbation is None else rollout.perturbation.label
-        caption = Caption(lines, label, legend, legend_rows, perceived, glyphs)
-        return with_caption(image, caption)
-
+    painter = _FramePainter(rollout, group, size, top, steps, title, text, legend_rows)
+    prev_env, step, total = first_env(rollout.env), 0, 0.0
     # Draw each step's observation with the attention that it received.
     for transition in rollout.transitions():
         weights, tokens = None, transition.tokens[group]
@@ -156,17 +117,96 @@ def episode_frames(
             memory = transition.states[group]
             weights = attention_of(policy, tokens, head=head, memory=memory)
             if weights is None and step == 0:
-                title += "   no attention weights"
+                painter.title += "   no attention weights"
         perceived = _perceive(rollout, prev_env, tokens, group)
         change = _action_change(rollout, transition, group)
         selected = _selected(rollout, transition, group)
         if selected is not None and perceived.true.padding[selected]:
             selected = None  # such as the choice of an absent agent
-        yield draw(perceived, weights, change, selected)
+        yield painter.draw(prev_env, step, total, perceived, weights, change, selected)
         # A transition holds the environment after its step.
         prev_env, step = first_env(transition.env), step + 1
         total += float(transition.step.rewards[group][0, 0])
-    yield draw(None, None)
+    yield painter.draw(prev_env, step, total)
+
+
+@dataclass
+class _FramePainter:
+    """Drawing of an episode's frames; the fields are as in `episode_frames`."""
+
+    rollout: Rollout
+    group: str
+    size: int
+    top: int
+    steps: bool
+    title: str
+    """First line of the caption."""
+    text: str
+    legend_rows: int
+    legend: set[Mark] = field(default_factory=set)
+    """Marks that have occurred; they stay in the legend."""
+
+    def draw(
+        self,
+        env: BatchedEnv,
+        step: int,
+        total: float,
+        perceived: Perception | None = None,
+        weights: Tensor | None = None,
+        change: str = "",
+        selected: int | None = None,
+    ) -> np.ndarray:
+        """Draw an environment with its caption.
+
+        Args:
+            env: a single environment.
+            step: number of the step.
+            total: return of the first agent so far.
+            perceived: what the first agent perceives; None after the last step.
+            weights: its attention weights, ``(M,)``.
+            change: the change of its action, in words.
+            selected: the token that it selects.
+        """
+        image = self._picture(env, perceived, weights)
+        words = [f"step {step}"] if self.steps else []
+        words.append(f"return {total:.3f}")
+        glyphs = None
+        if perceived is not None:
+            self.legend.update(perceived.marks())
+            glyphs = self._glyphs(env, perceived.seen)
+            if selected is not None:
+                true_glyphs = self._glyphs(env, perceived.true)
+                types = perceived.true.types.tolist()
+                if true_glyphs is not None and SELF_TYPE in types:
+                    observer = types.index(SELF_TYPE)
+                    image = draw_selection(image, true_glyphs, observer, selected)
+                spec = self.rollout.env.groups[self.group].tokens
+                words.append(f"selects {spec.type_names[types[selected]]}")
+            if weights is not None and perceived.injected.any():
+                share = float(weights[perceived.injected].sum())
+                words.append(f"attention on injected {share:.0%}")
+        lines = (self.title, self.text, "   ".join(filter(None, (*words, change))))
+        perturbation = self.rollout.perturbation
+        label = CLEAN if perturbation is None else perturbation.label
+        caption = Caption(lines, word, self.legend, self.legend_rows, perceived, glyphs)
+        return with_caption(image, caption)
+
+    def _picture(
+        self, env: BatchedEnv, perceived: Perception | None, weights: Tensor | None
+    ) -> np.ndarray:
+        # Outlines of the most attended patches take the place of tints.
+        tints = None if self.top else weights
+        with env_call(env, "a picture"):
+            image = env.frame(
+                attention=tints, group=self.group, size=self.size, perception=perceived
+            )
+        if self.top and perceived is not None and weights is not None:
+            patches = perceived.by_origin(weights.cpu())
+            image = outline_top(image, env, patches, self.top)
+        return image
+
+    def _glyphs(self, env: BatchedEnv, tokens: Tokens) -> Glyphs | None:
+        return env.glyphs(tokens, 0, group=self.group, agent=0, size=self.size)
 
 
 def _perceive(
