@@ -181,48 +181,27 @@ class Perturber:
         seed: int,
     ) -> None:
         check_argument("seed", seed, Seed)
-        # Describe the tokens of each group.
         self.groups = {name: list(agents) for name, agents in groups.items()}
         self.view = getattr(env.unwrapped, "view", env.unwrapped)
-        batched = self.batched
-        env_groups = {} if batched is None else batched.groups
-        token_specs = _token_specs(env)
-        self.specs: dict[str, TokenSpec] = {}
-        self.token_views: dict[Any, TokenDictView] = {}
-        for name, agents in self.groups.items():
-            agent = agents[0]
-            space, _ = split_action_mask(observation_spaces[agent])
-            spec = token_spec(space)
-            if spec is None:
-                description = " ".join(str(observation_spaces[agent]).split())
-                raise InputError(
-                    f"env: agent {agent!r}: expected observations in a Dict of "
-                    f"{', '.join(TOKEN_PARTS)}, as tokenize_env makes, got "
-                    f"{description}"
-                )
-            # A space cannot name token types, but these envs can.
-            spec = token_specs.get(agent, spec)
-            if name in env_groups:
-                spec = replace(env_groups[name].tokens, num_tokens=spec.num_tokens)
-            self.specs[name] = spec
-            for member in agents:
-                space, _ = split_action_mask(observation_spaces[member])
-                number = space["features"].dtype  # type: ignore[index]
-                self.token_views[member] = TokenDictView(space, number)
+        token_spaces: dict[Any, spaces.Space[Any]] = {}
+        self.masks: dict[Any, spaces.Space[Any] | None] = {}
+        for agent, space in observation_spaces.items():
+            token_spaces[agent], self.masks[agent] = split_action_mask(space)
+        self.specs = self._read_specs(env, token_spaces)
+        self.token_views = {
+            agent: TokenDictView(space, space["features"].dtype)  # type: ignore[index]
+            for agent, space in token_spaces.items()
+        }
         # Check the options of the perturbation against the tokens' specs.
         self.perturbation = _perturbation(perturbation, list(self.specs.values()))
-        by_turns = batched is not None and batched.turn_based
+        by_turns = self.batched is not None and self.batched.turn_based
         self.turns = OwnTurns(self.perturbation) if by_turns else None
         counts = {name: len(agents) for name, agents in self.groups.items()}
         self.perturbation.validate_env(counts, None)
         # Observations keep their dtypes; their spaces may have more tokens.
         self.dtypes = {
             agent: {part: space[part].dtype for part in TOKEN_PARTS}  # type: ignore[index]
-            for agent, space in observation_spaces.items()
-        }
-        self.masks = {
-            agent: split_action_mask(space)[1]
-            for agent, space in observation_spaces.items()
+            for agent, space in token_spaces.items()
         }
         of_actions = isinstance(self.perturbation, ActionPerturbation)
         spaces_by_group = {
@@ -251,11 +230,32 @@ class Perturber:
         self.steps = 0
         self.keys: dict[str, Tensor] = {}
         self.states: dict[str, PerturbationState] = {}
-        self.spaces = {
-            agent: self._space(name, agent)
-            for name, agents in self.groups.items()
-            for agent in agents
-        }
+        self.spaces: dict[Any, spaces.Dict] = {}
+        for name, agents in self.groups.items():
+            count = self._perceived_tokens(name)
+            self.spaces |= {agent: self._space(name, agent, count) for agent in agents}
+
+    def _read_specs(
+        self, env: Any, token_spaces: Mapping[Any, spaces.Space[Any]]
+    ) -> dict[str, TokenSpec]:
+        """Describe the tokens of each group, from the space of its first agent."""
+        env_groups = {} if self.batched is None else self.batched.groups
+        token_specs = _token_specs(env)
+        specs: dict[str, TokenSpec] = {}
+        for name, (agent, *_) in self.groups.items():
+            spec = token_spec(token_spaces[agent])
+            if spec is None:
+                raise InputError(
+                    f"env: agent {agent!r}: expected observations in a Dict of "
+                    f"{', '.join(TOKEN_PARTS)}, as tokenize_env makes, got "
+                    f"{' '.join(str(token_spaces[agent]).split())}"
+                )
+            # A space cannot name token types, but these envs can.
+            spec = token_specs.get(agent, spec)
+            if name in env_groups:
+                spec = replace(env_groups[name].tokens, num_tokens=spec.num_tokens)
+            specs[name] = spec
+        return specs
 
     @property
     def batched(self) -> BatchedEnv | None:
@@ -445,15 +445,18 @@ class Perturber:
         rows = [masks.get(agent, allowed) for agent in self.groups[name]]
         return torch.from_numpy(np.stack(rows)[None])
 
-    def _space(self, name: str, agent: Any) -> spaces.Dict:
-        """Return the space of an agent's observations after the perturbation."""
+    def _perceived_tokens(self, name: str) -> int:
+        """Return the number of tokens that a group's agents perceive."""
+        if not self.perturbation.covers(name):
+            return self.specs[name].num_tokens
+        tokens = self._tokens(name, {}, {})
+        tokens = tokens._replace(padding=torch.zeros_like(tokens.padding))
+        start = self.perturbation.start(tokens, torch.zeros(1, dtype=torch.int64))
+        return self.perturbation(tokens, start)[0].num_tokens
+
+    def _space(self, name: str, agent: Any, count: int) -> spaces.Dict:
+        """Return the space of an agent's observations of ``count`` tokens."""
         spec, dtypes = self.specs[name], self.dtypes[agent]
-        count = spec.num_tokens
-        if self.perturbation.covers(name):
-            tokens = self._tokens(name, {}, {})
-            tokens = tokens._replace(padding=torch.zeros_like(tokens.padding))
-            start = self.perturbation.start(tokens, torch.zeros(1, dtype=torch.int64))
-            count = self.perturbation(tokens, start)[0].num_tokens
         # Noise is unbounded, except that bytes stay bytes.
         low, high = (0, 255) if spec.dtype == "uint8" else (-np.inf, np.inf)
         space = spaces.Dict(
