@@ -134,9 +134,8 @@ class AgentNetwork(nn.Module):
     @override
     def forward(self, *arrays: Tensor) -> Any:
         """Return results; a pair of locations and scales if ``normal``."""
-        leaves, present = arrays, None
-        if self.reads_presence:
-            *leaves, present = arrays  # type: ignore[assignment]
+        leaves = arrays[: len(self.paths)]
+        present = arrays[-1] if self.reads_presence else None
         if self.is_row:
             leaves = (leaves[0].unsqueeze(-2),)
         tokens = self.network.tokens(_nest(self.paths, leaves))
@@ -252,7 +251,7 @@ class SetCritic(TensorDictModule):
     ) -> None:
         prefix = _path(in_key)
         space = _observation_space(observation_spec, prefix)
-        around = observation_spec[prefix[:-1]] if prefix[:-1] else observation_spec
+        around = _around(observation_spec, prefix)
         if scope != "agent" and not around.shape:
             raise InputError(
                 f"scope: expected agent, since {in_key!r} has no dimension of agents, "
@@ -425,13 +424,19 @@ def _observation_space(spec: Composite, prefix: tuple[str, ...]) -> spaces.Space
             f"in_key: expected a string or a tuple of strings, got {prefix!r}"
         )
     try:
-        around = spec[prefix[:-1]] if prefix[:-1] else spec
+        around = _around(spec, prefix)
         part = around[prefix[-1]] if prefix else spec
     except KeyError:
         raise InputError(
             f"in_key: expected one of {listed([*spec.keys(True)])}, got {prefix}"
         ) from None
     return split_action_mask(observation_space(part, len(around.shape)))[0]
+
+
+def _around(spec: Composite, prefix: tuple[str, ...]) -> Composite:
+    """Return the spec of the tensordict that holds a key."""
+    # The empty path is no key of a Composite.
+    return spec[prefix[:-1]] if prefix[:-1] else spec
 
 
 def _path(key: Key) -> tuple[str, ...]:
