@@ -319,17 +319,10 @@ def _parse(
         raise InputError(
             f"observation: expected floating features of shape (B, N, F), got {shapes}"
         )
-    if key is not None:
-        padding = parts[key].bool() if marks == "padding" else ~parts[key].bool()
-    elif presence is not None:
-        if not -1 < presence < features[0].shape[-1]:
-            raise InputError(
-                f"presence: expected a feature from 0 to {features[0].shape[-1] - 1}, "
-                f"got {presence}"
-            )
-        padding = features[0][..., presence] == 0
+    if key is None:
+        padding = _padding_in(features[0], presence)
     else:
-        padding = (features[0] == 0).flatten(2).all(-1)
+        padding = parts[key].bool() if marks == "padding" else ~parts[key].bool()
     if padding.all(1).any() or not len(padding):
         raise InputError("observation: expected a present entity in each set")
     if len(padding) == 1:  # add a second set, beside which the first can be emptied
@@ -358,6 +351,21 @@ def _parse(
         return join(changed)
 
     return _PaddedSets(entities, padding, call, presence, zeros)
+
+
+def _padding_in(features: Tensor, presence: int | None) -> Tensor:
+    """Return the padding ``(B, N)`` of sets without a mask.
+
+    ``presence`` is the feature that is 0 for padding; None if padding is rows of zeros.
+    """
+    if presence is None:
+        return (features == 0).flatten(2).all(-1)
+    if not -1 < presence < features.shape[-1]:
+        raise InputError(
+            f"presence: expected a feature from 0 to {features.shape[-1] - 1}, got "
+            f"{presence}"
+        )
+    return features[..., presence] == 0
 
 
 def _parts(observation: Any) -> tuple[Parts, Callable[[Parts], tuple[Any, ...]]]:
@@ -663,10 +671,8 @@ def _low_precision(dtype: torch.dtype) -> Callable[[_Subject], str]:
             if "overflow" in text:
                 return f"a number of the mask is too large for it ({text})"
             raise _SkippedError(f"it cannot be computed ({text})") from None
-        sentences = [_empty(cast)]
-        if not subject.sets.zeros:
-            sentences.insert(0, _content(cast))
-        return next(filter(None, sentences), "")
+        content = "" if subject.sets.zeros else _content(cast)
+        return content or _empty(cast)
 
     return check
 
