@@ -182,6 +182,7 @@ class _PaddedSets:
         """Append ``count`` padded slots of zeros."""
         num_sets, num_slots = self.padding.shape
         places = torch.arange(num_slots + count, device=self.padding.device)
+        # The new slots copy slot 0, since any integers have to be valid ones.
         slots = places.where(places < num_slots, 0)
         longer = self.take(slots.expand(num_sets, -1))
         longer = longer.hide(places >= num_slots)
@@ -200,6 +201,7 @@ class _PaddedSets:
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the model."""
         entities = dict(self.entities)
+        # `hide` and `noisy` leave numbers under padding.
         if self.zeros:
             entities = {
                 key: part.masked_fill(like(self.padding, part), 0)
@@ -207,6 +209,7 @@ class _PaddedSets:
             }
         if self.presence is not None:
             for key, part in entities.items():
+                # A copy, since the tensor may be the caller's.
                 marked = part.clone()
                 marked[..., self.presence] = (~self.padding).to(part.dtype)
                 entities[key] = marked
@@ -253,8 +256,10 @@ class _Subject:
         """
 
         def noise(part: Tensor) -> Tensor:
+            # The same numbers in each precision and on each device.
             shape, dtype = part.shape, torch.float64
             sample = torch.randn(shape, generator=self.generator, dtype=dtype)
+            # Padding may hold anything, so that only the entities tell the scale.
             scale = float(part[~self.sets.padding].double().abs().mean()) or 1.0
             mask = like(where.expand_as(sets.padding), part)
             return torch.where(mask, (size * scale * sample).to(part), part)
@@ -415,6 +420,7 @@ def _mask_key(parts: Parts, mask: Key | None) -> Key:
 def _best_precision(subject: _Subject) -> _Subject:
     """Return the subject in float64, or as it is if the model cannot be cast."""
     try:
+        # In float64 rounding is far smaller than the effect of a leak.
         exact = _in_precision(subject, torch.float64)
         exact.compared(exact.sets)
     except (RuntimeError, TypeError, NotImplementedError):
@@ -424,6 +430,7 @@ def _best_precision(subject: _Subject) -> _Subject:
 
 def _in_precision(subject: _Subject, dtype: torch.dtype) -> _Subject:
     """Return a copy of the subject in evaluation mode, parameters and features cast."""
+    # A copy, since the caller may be training the model.
     model = deepcopy(subject.model).eval().to(dtype)  # type: ignore[attr-defined]
     return replace(subject, model=model, sets=subject.sets.to(dtype))
 
@@ -448,6 +455,7 @@ def _report(subject: _Subject) -> MaskReport:
     skipped: dict[str, str] = {}
     passed: list[str] = []
     for name, check in CHECKS.items():
+        # The result of a check does not depend on the checks before it.
         subject.generator.manual_seed(subject.seed)
         try:
             sentence = check(subject)
@@ -498,6 +506,7 @@ def _present(subject: _Subject, sets: _PaddedSets) -> Tensor | None:
     """Return as many present slots as every set has, if outputs are per entity."""
     if not subject.per_entity:
         return None
+    # Every set has as many, so that their rows make one tensor.
     return _slots(sets)[:, : int((~sets.padding).sum(1).min())]
 
 
@@ -507,6 +516,7 @@ def _content(subject: _Subject) -> str:
     sets = _padded(subject)
     slots = _present(subject, sets)
     before = subject.compared(sets, slots)
+    # Large numbers show where padding has a small weight.
     for size in (1.0, 1000.0):
         after = subject.compared(subject.noisy(sets, sets.padding, size), slots)
         cause = "numbers under padding move the output"
@@ -536,6 +546,7 @@ def _padding_amount(subject: _Subject) -> str:
     try:
         after = subject.compared(sets.pad(ADDED), slots)
     except (RuntimeError, ValueError, IndexError) as error:
+        # Such as a model that flattens its input, which is no mistake.
         num_slots = sets.padding.shape[1]
         text = str(error).partition("\n")[0][:100]
         raise _SkippedError(f"it takes only {num_slots} slots ({text})") from None
@@ -584,6 +595,7 @@ def _entities(subject: _Subject) -> str:
         for draw in range(DRAWS):
             if not quiet.any():
                 break
+            # Growing changes: a maximum or a ReLU may not notice small ones.
             after = subject.compared(subject.noisy(sets, here, 2.0**draw))
             for old, new in zip(before, after, strict=True):
                 # A critic's output is ``(B,)``, without a dimension to reduce.
@@ -626,6 +638,7 @@ def _empty(subject: _Subject) -> str:
     before = subject.compared(sets)
     if not all(bool(output.isfinite().all()) for output in before):
         return "a set without entities gives NaN or infinity"
+    # Padding can only be zeros, or no row of an entity is left to compare.
     if sets.zeros or subject.per_entity:
         return ""
     after = subject.compared(subject.noisy(sets, everything, 10.0))
@@ -643,6 +656,7 @@ def _batch(subject: _Subject) -> str:
     cause = "a set without entities moves the others' output"
     if sentence := _sentence(subject, before, after, cause):
         return sentence
+    # A mask can hide a NaN from the result that still reaches the gradient.
     features = {k: p.clone().requires_grad_() for k, p in sets.features().items()}
     weights = [*features.values()]
     if isinstance(subject.model, nn.Module):
@@ -668,6 +682,7 @@ def _low_precision(dtype: torch.dtype) -> Callable[[_Subject], str]:
             cast.compared(cast.sets)
         except (RuntimeError, TypeError, NotImplementedError) as error:
             text = str(error).partition("\n")[0][:100]
+            # torch refuses to fill float16 with a number such as -1e9.
             if "overflow" in text:
                 return f"a number of the mask is too large for it ({text})"
             raise _SkippedError(f"it cannot be computed ({text})") from None

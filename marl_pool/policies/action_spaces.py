@@ -46,6 +46,7 @@ class Selection(spaces.Discrete):
                 raise InputError(
                     f"Selection.{name}: expected an integer of at least 1, got {size!r}"
                 )
+        # A string would pass as a sequence of letters.
         if not selects or isinstance(selects, str):
             raise InputError(
                 f"Selection.selects: expected names of types, got {selects!r}"
@@ -141,6 +142,7 @@ class ActionRows:
         for leaf in self._plain_spaces:
             try:
                 values = np.asarray(_entry(action, leaf.path))
+            # A user's policy may return anything.
             except (LookupError, TypeError, ValueError) as error:
                 raise self._misfit(action) from error
             if leaf.sizes:
@@ -154,11 +156,13 @@ class ActionRows:
                     raise self._misfit(action)
                 numbers.append(values)
         row = np.concatenate([*choices, *numbers])
+        # float64 holds both large choices and float32 numbers exactly.
         row = row.astype(np.float64 if numbers else np.int64)
         return row[0] if self.is_scalar else row
 
     def restore(self, row: np.ndarray) -> Any:
         """Return the action of a row, in the dtypes of the space."""
+        # The row of a Discrete has no dimension.
         flat = np.reshape(row, -1)
         first, number = 0, len(self.sizes)
         values = {}
@@ -179,6 +183,7 @@ class ActionRows:
         return _assemble(self.space, values)
 
     def _misfit(self, action: Any) -> InputError:
+        # Errors are one line, unlike the text of arrays.
         expected, actual = (
             " ".join(str(item).split()) for item in (self.space, action)
         )
@@ -206,6 +211,7 @@ def _plain_spaces(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_PlainSpac
             sizes = (2,) * int(np.prod(space.shape))
             start = np.zeros(space.shape, np.int64)
             yield _PlainSpace(space, path, sizes, start, none, none)
+        # Policies scale [-1, 1] to the bounds, which must be finite.
         case spaces.Box() if (
             len(space.shape) == 1
             and space.shape[0]

@@ -94,6 +94,7 @@ class Policy(nn.Module, ABC):
         shape = (*tokens.batch_shape, self.noise_size)
         if generator is not None:
             return generator.next().view(shape)
+        # At 0 and 1 the inverse of a distribution function may be infinite.
         eps = torch.finfo(torch.float32).eps
         return torch.rand(shape, device=tokens.types.device).clamp(eps, 1 - eps)
 
@@ -138,6 +139,7 @@ class SpecifiedPolicy(Policy):
         }
         for name in ("low", "high"):
             bounds = torch.tensor(getattr(self.actions, name), dtype=torch.float32)
+            # Not saved with the weights, since the config determines them.
             self.register_buffer(name, bounds, persistent=False)
 
     def part_name(self, part: str) -> str:
@@ -163,6 +165,7 @@ class SpecifiedPolicy(Policy):
         if not self.recurrent:
             return ()
         shape = (num_envs, num_agents)
+        # Networks keep the memory of all agents of all environments in one dimension.
         memory = self.initial_memory(num_envs * num_agents, num_tokens)
         action = self.low.new_zeros(*shape, self.actions.dim)
         return {"action": action, "memory": _unflatten(memory, shape)}

@@ -63,6 +63,7 @@ class Arrival(Departure):
 
 
 def _edge(numbers: Tensor) -> Tensor:
+    # One number chooses the side, the other the point on it.
     side = numbers[..., 0].mul(4).long()
     along, end = 2 * numbers[..., 1] - 1, 2.0 * (side % 2) - 1
     upright = side < 2
@@ -75,6 +76,7 @@ def _square(numbers: Tensor) -> Tensor:
 
 
 def _disc(numbers: Tensor) -> Tensor:
+    # The root makes points as dense at the edge as in the middle.
     length, angle = numbers[..., :1].sqrt(), 2 * math.pi * numbers[..., 1:]
     return length * torch.cat((torch.cos(angle), torch.sin(angle)), -1)
 
@@ -168,6 +170,7 @@ class EntityLives:
             self.entities.append(part)
             self.starting += slots
             by_kind[part.kind] += slots if not part.late else ()
+            # Slots of newcomers follow the last initial ones of the kind.
             if part.kind in (other.kind for other in entities[number + 1 :]):
                 continue
             for rule in (rule for rule in coming if rule.type == part.kind):
@@ -197,6 +200,8 @@ class EntityLives:
         if starts is not None:
             lives[:, self.starting] = starts
         for arrival, slots in self._newcomers:
+            # All episodes take numbers for all slots, so that the next rule begins at
+            # the same place in each stream.
             most = len(slots)
             numbers = uniform(keys, 1 + 3 * most, start)
             start += 1 + 3 * most
@@ -210,14 +215,19 @@ class EntityLives:
             places.append((slots, points * (arrival.radius or self.radius)))
         for rule, members, before in self._leavers:
             # The order in which a kind's entities leave is the same for all rules.
+            # The place is one that the numbers of the rules do not reach.
             order = uniform(keys, len(members), (1 + min(members)) << 24)
             if starts is not None:
                 # Entities that are there leave before those that the episode lacks.
                 order = order + (lives[:, members, 0] > 0)
+                # Largest, so that the first one, which the task needs, would leave
+                # last.
                 order[:, 0] = 2
+            # The second `argsort` turns an order of entities into the rank of each.
             rank = order.argsort(1).argsort(1)
             numbers = uniform(keys, 1 + len(members), start)
             start += 1 + len(members)
+            # Earlier rules take the first ``before`` entities.
             leaving = rank - before
             goes = (leaving >= 0) & (
                 leaving < between(numbers[:, :1], *_span(rule.count))
@@ -286,6 +296,7 @@ def _leavers(
     for rule in rules:
         kind = str(rule.type)
         slots, before = by_kind[kind], gone[kind]
+        # A rule counts with its largest number, so that every episode has enough.
         gone[kind] += _span(rule.count)[1]
         most = max(len(slots) - (kind in staying), 0)
         if gone[kind] > most:
