@@ -37,12 +37,14 @@ def may_run(device: str = "cpu") -> bool:
         return False
     if device not in ("cpu", "cuda") or (device == "cpu" and library() is None):
         return False
+    # The kernel neither casts nor calls hooks.
     return not torch.is_autocast_enabled(device) and not _has_any_global_hook()
 
 
 def is_plain(module: nn.Module) -> bool:
     """Return True if a module computes what its class does, without hooks."""
     state = vars(module)
+    # Some libraries replace `forward` of single modules.
     return (
         not any(state[name] for name in _HOOKS)
         and "forward" not in state
@@ -102,6 +104,7 @@ class SharedModule(nn.Module):
     @property
     def training(self) -> bool:
         """The mode of the original."""
+        # A plain attribute would not follow `original.train()`.
         return self.original.training
 
     @training.setter
@@ -141,7 +144,9 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         call: NativeCall = ctx.call
-        if torch.is_grad_enabled():  # create_graph=True
+        # With create_graph=True torch computes the result again, since the kernel's
+        # gradients cannot be differentiated.
+        if torch.is_grad_enabled():
             inputs = ctx.saved_tensors
             result = call.in_torch(*inputs)
             return None, *input_gradients(result, inputs, gradient, create_graph=True)

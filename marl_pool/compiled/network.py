@@ -175,6 +175,8 @@ class NetworkPlan:
         if (weight := module._parameters.get(name)) is None:
             return False
         narrow = self.sizes.heads == self.sizes.dim
+        # A subclass of Tensor may have no memory that the kernel could read, and the
+        # kernel takes one probability of dropout for all layers.
         return (
             type(features) is Tensor
             and features.dim() == 3
@@ -191,6 +193,7 @@ class NetworkPlan:
 
     def _fits_gpu(self, features: Tensor, dtype: torch.dtype) -> bool:
         """Return True if there is a GPU's kernel for features of batch ``(B, N)``."""
+        # The GPU's kernel has no dropout.
         if self._dropouts() != {0.0}:
             return False
         index = features.device.index

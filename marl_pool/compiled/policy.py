@@ -57,6 +57,7 @@ class CompiledTokenPolicy(SharedModule, TokenPolicy):
         self, tokens: Tokens, state: State
     ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
         native = None
+        # The one call has no gradient; the parts, called one by one, have.
         if not torch.is_grad_enabled():
             native = self.actor_critic(tokens.flatten_batch())
         if native is None:

@@ -136,6 +136,7 @@ class _LossFunction(torch.autograd.Function):
         logits, values = logits.contiguous(), values.contiguous()
         recorded = recorded.contiguous()
         rows, width = logits.shape
+        # One allocation for all results.
         memory = logits.new_empty(rows * (width + 1) + 1)
         logits_gradient, values_gradient, loss = memory.split([rows * width, rows, 1])
         columns = _loss_argument(
@@ -217,6 +218,7 @@ def without_value(policy: ActorCritic) -> ActorCritic:
     """Return the policy with a value of 0, from weights whose gradient is not read."""
     weight = policy.network.values.new_zeros(1, policy.network.sizes.dim)
     bias = weight.new_zeros(1)
+    # The kernel writes a gradient for each weight.
     weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
     return replace(policy, value=Head(0, (weight, bias)))
 

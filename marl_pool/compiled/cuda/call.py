@@ -82,6 +82,7 @@ def _compiles(
     sizes: NetworkSizes, threads: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
     try:
+        # Both kernels are in the module that this compiles.
         _launcher(sizes, "forward", threads, dtype, device)
     except (CompilerError, OSError) as error:
         warnings.warn(
@@ -98,6 +99,7 @@ def run(inputs: NetworkInputs) -> Tensor:
     There is no dropout. The result of a set with a type out of range is NaN.
     """
     call, out = _Launch(inputs), new_result(inputs)
+    # CUDA refuses to launch no blocks.
     if len(out):
         call.launch("forward", call.groups, [_POINTER(out.data_ptr())])
     return out
@@ -128,6 +130,8 @@ def gradients(
             _POINTER(_address(value_gradient)),
         ]
         call.launch("backward", blocks, arguments)
+    # Atomic additions would need no sum, but their order, and so the result, would
+    # change from call to call.
     total = partial.sum(0)
     return value_gradient, [
         total[start : start + parameter.numel()].view_as(parameter)

@@ -28,6 +28,7 @@ from marl_pool.utils.devices import torch_threads
 
 CPU = torch.device("cpu")
 _UNKNOWN_TYPE, _NO_MEMORY = 1, 2  # Status of kernel.hpp
+# `map` with these is faster than a comprehension, in checks before every call.
 _SHAPE, _DTYPE, _IS_CPU = map(operator.attrgetter, ("shape", "dtype", "is_cpu"))
 _threads = ContextVar[int | None]("threads", default=None)
 
@@ -191,6 +192,7 @@ def require_memory(
         or tensor.device != device
         or not tensor.is_contiguous()
     ):
+        # The text is made only here, since most tensors fit.
         require(
             False,
             f"{name} contiguous, of shape {tuple(shape)}, {dtype} and on {device}, "
@@ -207,6 +209,7 @@ def library() -> ctypes.CDLL | None:
     built = {path.stem.removeprefix("kernel-"): path for path in _libraries()}
     if not built:
         return None
+    # The simplest library runs on every machine, and knows which level this one has.
     kernel = ctypes.CDLL(str(built["base" if "base" in built else "v2"]))
     level = kernel.marl_pool_level()
     if f"v{level}" in built:
@@ -276,6 +279,7 @@ def gradients(
     """
     call = KernelCall(inputs)
     values, parameters = inputs.values, inputs.parameters
+    # One allocation for the gradients of all parameters.
     flat = values.new_empty(sum(map(torch.numel, parameters)))
     parts = torch._utils._unflatten_dense_tensors(flat, parameters)
     # Contiguous, unlike what `empty_like` returns.
@@ -288,6 +292,7 @@ def gradients(
 
 @functools.cache
 def _network_sizes(sizes: NetworkSizes) -> _Sizes:
+    # `KernelCall` copies it, which is faster than setting twenty fields.
     return _Sizes(**vars(sizes))
 
 
@@ -309,6 +314,7 @@ class Weights(tuple[Tensor, ...]):
             ValueError: they have other shapes than the kernel reads, or two dtypes.
         """
         if isinstance(parameters, Weights):
+            # They were checked when they were gathered.
             require(parameters.shapes == shapes, "weights of the shapes before")
             return parameters
         actual = list(map(_SHAPE, parameters))
@@ -399,6 +405,7 @@ def mlp_arguments(
         ValueError: they do not fit.
     """
     widths = _mlp_widths(inputs, parameters)
+    # The cache keeps the array, of which the sizes hold only the address.
     array, shapes = _mlp_shapes(widths)
     sizes = MlpSizes(rows, len(widths) - 1, activation, ctypes.addressof(array))
     return sizes, Weights.of(parameters, shapes)
