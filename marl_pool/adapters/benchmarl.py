@@ -40,6 +40,7 @@ with explain_missing_modules():
 try:
     from benchmarl.models import Model, ModelConfig
 except ModuleNotFoundError as error:
+    # A missing package that benchmarl needs is another error.
     if (error.name or "").partition(".")[0] != "benchmarl":
         raise
     raise InputError(

@@ -104,6 +104,7 @@ class SetEncoderConfig(ModelConfig):
     @cached_property
     def output_dims(self) -> tuple[int]:
         """Width of the pooled vector, which depends on the pooling head."""
+        # Weights that are only measured take no numbers from a seeded generator.
         with torch.random.fork_rng(devices=[]):
             return (self.network().dim_out,)
 

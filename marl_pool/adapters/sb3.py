@@ -96,6 +96,7 @@ class SetExtractor(BaseFeaturesExtractor):
         restored = _restore(self.space, observations, self.normalized)
         values = dict(self.view.read(restored))
         for name, part in self.view.parts.items():
+            # SB3 passes integers as floats.
             if part.dtype.kind != "f":
                 dtype = torch.from_numpy(np.zeros(0, part.dtype)).dtype
                 values[name] = values[name].to(dtype)
@@ -169,6 +170,7 @@ class AnySizeModel:
         """
         policy, observed = self._read(observation)
         keywords = {}
+        # Only policies of sb3-contrib take masks.
         takes_masks = "action_masks" in inspect.signature(policy.predict).parameters
         if takes_masks and isinstance(observation, Mapping) and MASK in observation:
             batch = _batch(policy.observation_space, observed)
@@ -327,6 +329,7 @@ def fitted_space(space: spaces.Space, observation: Observation) -> spaces.Space:
         case spaces.MultiDiscrete():
             return spaces.MultiDiscrete(np.resize(space.nvec, size))
         case spaces.Box():
+            # New rows have no bounds, so that all numbers get the widest ones.
             low, high = (
                 np.full(size, bound, space.dtype)
                 for bound in (space.low.min(), space.high.max())
@@ -412,6 +415,7 @@ def _batch(space: spaces.Space, observed: Any) -> tuple[int, ...]:
 def _validate_finite(policy: BasePolicy, observed: Any) -> None:
     """Raise InputError for tokens, padding aside, with NaN or infinite numbers."""
     arrays = observed.values() if isinstance(observed, Mapping) else (observed,)
+    # Padding may be NaN. Only tokens tell what is padding, and they cost a conversion.
     if all(np.isfinite(array).all() for array in arrays):
         return
     tensors, _ = policy.obs_to_tensor(observed)
@@ -480,5 +484,6 @@ def _restore(space: spaces.Space, values: Any, normalized: bool) -> Any:
             rows = values.flatten(1).split(space.nvec.tolist(), -1)
             return torch.stack([row.argmax(-1) for row in rows], -1)
     if normalized and is_image_space(space):
+        # The quotient was rounded to a float, so the product may miss the byte.
         return (values * 255).round()
     return values

@@ -121,6 +121,7 @@ class SpaceNetwork(nn.Module):
                     f"the space, got {kind_of(values[name])}"
                 )
             shape, count = tuple(values[name].shape), len(part.shape)
+            # Only the number of tokens may differ from the space.
             is_free = self.view.takes_any_number and name in self.view.sets
             fixed = part.shape[1:] if is_free else part.shape
             if len(shape) < count or shape[len(shape) - len(fixed) :] != fixed:

@@ -141,6 +141,7 @@ class AgentNetwork(nn.Module):
         tokens = self.network.tokens(_nest(self.paths, leaves))
         if self.reads_presence:
             present = _presence(present, tuple(tokens.batch_shape))
+            # Without tokens, an absent agent has a finite vector, whatever it observes.
             padding = tokens.padding | ~present[..., None]
             tokens = tokens._replace(padding=padding)
         vectors = self.network.network(tokens.flatten_batch())
@@ -160,6 +161,7 @@ class AgentNetwork(nn.Module):
             count = shape[-1]
             vectors = vectors.unsqueeze(-3).expand(*shape, *vectors.shape[-2:])
             absent = absent.unsqueeze(-2).expand(*shape, count)
+            # Agent i is "self", type 0, in the set that agent i reads.
             is_other = 1 - torch.eye(count, dtype=torch.int64, device=vectors.device)
             types = is_other.expand(*shape, count)
         return {"features": vectors, "types": types, "padding": absent}
@@ -370,6 +372,7 @@ def observation_space(spec: TensorSpec, dims: int = 0) -> spaces.Space[Any]:
     Raises:
         InputError: agents with different specs.
     """
+    # A stack of specs with unequal sizes has the size -1.
     if -1 in spec.shape:
         raise InputError(
             "observation_spec: expected equal specs of all agents of a group, got "

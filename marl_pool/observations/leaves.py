@@ -285,6 +285,7 @@ class ImageLeaf(Leaf):
         elif self.first:
             values = values.movedim(-3, -1)
         pixels = cut_patches(values, self.patch, dtype)
+        # Bytes are divided by 255 in the embedding, and places with them.
         place = [
             torch.linspace(0, 255 if dtype == torch.uint8 else 1, size)
             for size in (self.rows, self.columns)
@@ -297,6 +298,7 @@ class ImageLeaf(Leaf):
     @override
     def invert(self, tokens: Tokens) -> Tensor:
         images = join_patches(tokens.features[..., 2:], self.patch, self.size)
+        # `features` divided them, unless the image was alone.
         if self.scaled and images.dtype != torch.uint8:
             images = images * 255
         if len(self.part.shape) == 2:

@@ -88,6 +88,7 @@ class LeavesView(TokenView):
                 rows, path, options, number, alone=False, prefix=prefix
             )
             masks[path] = SlotMask(f"{path or WHOLE}/{UNUSED}", absent=True)
+        # Lists were added last, but tokens follow the order of the space.
         leaves = {path: leaves[path] for path in sets}
         self.leaves = [*leaves.values()]
         self.names = [path or WHOLE for path in leaves]
@@ -121,6 +122,7 @@ class LeavesView(TokenView):
             n for n, leaf in zip(self.names, self.leaves, strict=True) if leaf.is_set
         }
         self.sets = frozenset(rows | {mask.part for mask in masks.values()})
+        # The observer's type is 0, wherever its entry is in the space.
         if SELF_NAME in spec.type_names:
             self.rename(TokenOptions(token_types=spec.type_names))
 
@@ -187,6 +189,7 @@ class LeavesView(TokenView):
         for name, (numbers, leaf) in zip(self.names, self._numbered(), strict=True):
             place = slice(start, start := start + leaf.num_tokens)
             types, padding = tokens.types[:, place], tokens.padding[:, place]
+            # Leaves count their types from 0, and equal names have one number.
             equal = types[..., None] == torch.tensor(numbers, device=types.device)
             features = tokens.features[:, place, : leaf.num_features]
             values[name] = leaf.invert(

@@ -131,5 +131,6 @@ class ListStorage:
         distances = [
             np.linalg.norm(item.ravel()[[*self.positions]]) for item in elements
         ]
+        # The elements that remain keep their order.
         nearest = np.sort(np.argsort(distances, kind="stable")[:count])
         return [elements[index] for index in nearest]

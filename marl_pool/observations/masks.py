@@ -77,6 +77,7 @@ def join_masks(mask: Any, sizes: tuple[int, ...], name: str = MASK) -> Any:
     if not isinstance(mask, tuple | list):
         return mask
     rows = [*map(as_array, mask)]
+    # A list of numbers is itself a row.
     if all(row is not None and not row.ndim for row in rows):
         return mask
     lengths = tuple(row.size for row in rows if row is not None and row.ndim == 1)

@@ -81,6 +81,7 @@ class Part:
                 low, high = 0, 1
         declared = np.dtype(space.dtype)
         is_float = declared.kind == "f"
+        # float64 would round large integers.
         low, high = (
             np.asarray(bound, np.float64)
             if is_float
@@ -163,6 +164,7 @@ class Part:
                 bound = bound + sign * ROUNDING * np.maximum(1, np.abs(bound))
             elif self.dtype.kind != "b":
                 bound = bound.clip(*_limits(self.dtype))
+            # With one bound for all numbers, `fits` needs no array of bools.
             same = bound.size and (bound == bound.flat[0]).all()
             limits.append((bound.flat[0] if same else bound).astype(self.dtype))
         return limits[0], limits[1]

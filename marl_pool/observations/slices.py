@@ -145,6 +145,7 @@ class SlicedView(WrapperView):
 
     @override
     def invert(self, tokens: Tokens) -> dict[str, Tensor]:
+        # Tokens lack the numbers outside of all slices, and cannot give them back.
         covered = np.zeros(self.parts[WHOLE].shape, np.bool_)
         for part in self.slices.values():
             covered[part.index] = True

@@ -69,6 +69,7 @@ class Slots:
         origin = kinds.new_full((batch, count), -1)
         places = torch.arange(shared, device=kinds.device)
         origin[:, :shared] = torch.where(stays, places, -1)
+        # Tokens of another kind than their slot, or beyond the last slot.
         moving = present.clone()
         moving[:, :shared] &= ~stays
         for kind in kinds[moving].unique().tolist():

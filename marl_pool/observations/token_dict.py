@@ -46,6 +46,7 @@ def token_spec(space: spaces.Space[Any]) -> TokenSpec | None:
     num_types = int(kinds.high.max()) + 1
     if not 0 < num_types <= MOST_TYPES:
         return None
+    # Padding is 0 or 1; the bounds of floats may be rounded.
     if bounds.declared.kind != "b" and (
         bounds.low.min() < -0.01 or bounds.high.max() > 1.01
     ):
@@ -87,6 +88,7 @@ class TokenDictView(TokenView):
     def arbitrary(self, name: str, arrays: Arrays) -> np.ndarray | None:
         if name == "padding":
             return None
+        # Environments may leave anything in slots without a token.
         padding = arrays["padding"] != 0
         return padding[..., None] if name == "features" else padding
 
