@@ -500,7 +500,10 @@ class Run:
 
     @property
     def last_saved_iteration(self) -> int:
-        """Iteration of the newest intact checkpoint, from which `resume` continues."""
+        """Iteration of the newest intact checkpoint, from which `resume` continues.
+
+        0 without one.
+        """
         newest = self.latest_checkpoint()
         return 0 if newest is None else iteration_of(newest)
 
