@@ -187,8 +187,8 @@ class _FramePainter:
                 words.append(f"attention on injected {share:.0%}")
         lines = (self.title, self.text, "   ".join(filter(None, (*words, change))))
         perturbation = self.rollout.perturbation
-        label = CLEAN if perturbation is None else perturbation.label
-        caption = Caption(lines, word, self.legend, self.legend_rows, perceived, glyphs)
+        text = CLEAN if perturbation is None else perturbation.label
+        caption = Caption(lines, text, self.legend, self.legend_rows, perceived, glyphs)
         return with_caption(image, caption)
 
     def _picture(
