@@ -347,17 +347,9 @@ class Rollout:
         for name, trajectory in trajectories.items():
             validate_types(self.env, name, trajectory.tokens, numbers)
             if self.sync_free and trajectory.tokens.action_mask is not None:
-                # Steps are counted from the start of the fragment.
-                for t, mask in enumerate(trajectory.tokens.action_mask):
-                    validate_masks(
-                        name,
-                        self.env.groups[name].actions,
-                        mask,
-                        trajectory.active[t],
-                        num_tokens=trajectory.tokens.num_tokens,
-                        env_ids=self.env.env_ids,
-                        steps=torch.full_like(self._lengths, t),
-                    )
+                for t, steps in enumerate(numbers):
+                    tokens, acting = trajectory.tokens.at(t), active[name][t]
+                    self._validate_masks({name: tokens}, {name: acting}, steps)
             validate_finite(
                 name,
                 trajectory.tokens,
@@ -481,8 +473,11 @@ class Rollout:
                 ended = step.terminated | step.truncated
                 if self.sync_free or ended.any():
                     self._restart(ended)
-        for arguments in unchecked:
-            self._validate_step(*arguments)
+        for transition, presence, lengths in unchecked:
+            # Without absences the mask is the same in every step.
+            active = self.env.active if presence is None else presence.active
+            self._validate_masks(transition.tokens, active, lengths)
+            self._validate_step(transition, presence, lengths)
         return totals
 
     @torch.no_grad()
@@ -601,8 +596,11 @@ class Rollout:
             reads: values may be read.
             playing: ``(num_envs,)`` bool, environments that count; None for all.
         """
-        if reads:
-            self._validate_masks(playing)
+        if reads and any(t.action_mask is not None for t in self.tokens.values()):
+            active = self.env.active
+            if playing is not None:
+                active = {n: mask & playing[:, None] for n, mask in active.items()}
+            self._validate_masks(self.tokens, active, self._lengths)
         # Act: every policy decides from the perturbed tokens of its group.
         decisions = {name: self._decide(name) for name in self.policies}
         # Step: actions are scaled from the policy's units to the space's.
@@ -627,8 +625,8 @@ class Rollout:
                 actions[name] = selection.execute(actions[name], origin, tokens)
             arguments = actions[name], states[name], self.env.groups[name].action_space
             if isinstance(perturbation, OwnTurns):
-                active = self.env.active[name]
-                actions[name], states[name] = perturbation.act(*arguments, active)
+                acts = self.env.active[name]
+                actions[name], states[name] = perturbation.act(*arguments, acts)
             else:
                 actions[name], states[name] = perturbation.act(*arguments)
         with env_call(self.env, "a step"):
@@ -716,21 +714,30 @@ class Rollout:
             validate_types(self.env, name, tokens, self._lengths)
             raise
 
-    def _validate_masks(self, playing: Tensor | None) -> None:
-        """Raise InputError if an action mask leaves an agent no option."""
-        for name, tokens in self.tokens.items():
-            if tokens.action_mask is None:
-                continue
-            active = self.env.active[name]
-            validate_masks(
-                name,
-                self.env.groups[name].actions,
-                tokens.action_mask,
-                active if playing is None else active & playing[:, None],
-                num_tokens=tokens.num_tokens,
-                env_ids=self.env.env_ids,
-                steps=self._lengths,
-            )
+    def _validate_masks(
+        self,
+        tokens: Mapping[str, Tokens],
+        active: Mapping[str, Tensor],
+        steps: Tensor,
+    ) -> None:
+        """Raise InputError if an action mask leaves an agent that acts no option.
+
+        Args:
+            tokens: observations of each group, ``(num_envs, agents)``.
+            active: agents of each group that act, ``(num_envs, agents)`` bool.
+            steps: ``(num_envs,)`` steps of the episodes so far, for the message.
+        """
+        for name, observed in tokens.items():
+            if observed.action_mask is not None:
+                validate_masks(
+                    name,
+                    self.env.groups[name].actions,
+                    observed.action_mask,
+                    active[name],
+                    num_tokens=observed.num_tokens,
+                    env_ids=self.env.env_ids,
+                    steps=steps,
+                )
 
     def _observe(self) -> None:
         """Observe all environments, perturbed."""

@@ -764,6 +764,33 @@ def test_fewer_than_one_step_are_refused(count: int) -> None:
         rollout().steps(count)
 
 
+class Stuck(Pond):
+    """A pond whose first frog may do nothing from the third step of an episode on."""
+
+    def place(self, rows: Tensor, keys: Tensor) -> None:
+        super().place(rows, keys)
+        self.life = torch.full_like(self.life, 5)
+
+    def observe(self) -> dict[str, Tokens]:
+        tokens = super().observe()
+        mask = torch.ones(self.num_envs, 2, 3, dtype=torch.bool)
+        mask[:, 0] = (self.steps < 2)[:, None]
+        return {**tokens, "frog": tokens["frog"]._replace(action_mask=mask)}
+
+
+@pytest.mark.parametrize("method", ["steps", "advance"])
+@pytest.mark.parametrize("sync_free", [False, True])
+def test_a_mask_that_allows_nothing_is_reported_with_its_step(
+    method: str, sync_free: bool
+) -> None:
+    env = Stuck(NUM_ENVS)
+    stuck = Rollout(env, random_policies(env), sync_free=sync_free)
+    stuck.steps(1)
+    message = "agent 0 of group 'frog' in environment 0 at step 2: .* got none"
+    with pytest.raises(InputError, match=message):
+        getattr(stuck, method)(2)
+
+
 def test_terminations_come_at_many_steps() -> None:
     part = rollout(num_envs=32).steps(40)["heron"]
     ended = part.terminated | part.truncated
