@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from marl_pool.compiled import CompiledTokenPolicy, compile
 from marl_pool.compiled.graph import MOST_STEPS, Capture, StepGraph, capture_on
@@ -604,7 +604,7 @@ class Rollout:
         # Act: every policy decides from the perturbed tokens of its group.
         decisions = {name: self._decide(name) for name in self.policies}
         # Step: actions are scaled from the policy's units to the space's.
-        has_memory = any(self.states.values())
+        has_memory = bool(tree_leaves(self.states))
         may_be_absent = self.env.may_be_absent
         alive = self.env.alive if has_memory or may_be_absent else {}
         if may_be_absent:
@@ -885,7 +885,7 @@ class Rollout:
         """Give agents that were born in mid-episode an initial state."""
         for name, alive in self.env.alive.items():
             newborn = alive & ~was_alive[name]
-            if self.states[name] and not (reads and not newborn.any()):
+            if tree_leaves(self.states[name]) and not (reads and not newborn.any()):
                 start = self._initial_state(name)
                 self.states[name] = _choose(newborn, start, self.states[name])
 

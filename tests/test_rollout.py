@@ -609,6 +609,28 @@ def test_an_agent_that_appears_in_mid_episode_starts_with_a_fresh_memory() -> No
     assert torch.equal(frogs[..., 1], torch.where(time >= 3, time - 3, time))
 
 
+class CountingAlone(Counting):
+    """A policy whose memory is a tensor, in no other structure."""
+
+    def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> Any:
+        return super().initial_state(num_envs, num_agents, num_tokens)["calls"]
+
+    def act(self, tokens: Tokens, state: Any = (), *args: Any, **options: Any) -> Any:
+        states = {"calls": state, "more": (state,)}
+        decision = super().act(tokens, states, *args, **options)
+        return decision._replace(state=decision.state["calls"])
+
+
+def test_a_memory_may_be_a_tensor() -> None:
+    env, twin = Absent(NUM_ENVS), Absent(NUM_ENVS)
+    groups = env.groups.items()
+    alone = {name: CountingAlone(group.action_space) for name, group in groups}
+    parts = Rollout(env, alone).steps(STEPS)
+    expected = Rollout(twin, counting_policies(twin)).steps(STEPS)
+    for name, part in parts.items():
+        assert torch.equal(part.states, expected[name].states["calls"])
+
+
 def test_a_ramp_counts_episodes_per_env() -> None:
     ramped = make_perturbation("occlude", severity=1.0, ramp=50)
     together = rollout(perturbation=ramped)

@@ -322,8 +322,6 @@ class Lane:
 
 def resized(policy: Policy, state: State, tokens: Tokens) -> State:
     """Fit a recurrent state to the number of tokens; added ones get initial states."""
-    if not state:
-        return state
     num_envs, num_agents = tokens.batch_shape
     fresh = policy.initial_state(num_envs, num_agents, tokens.num_tokens)
 

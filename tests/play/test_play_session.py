@@ -4,8 +4,10 @@ import torch
 from helpers.played import pretrained_target, tell, token_target
 from helpers.tables import yaml_cases
 from marl_pool.evaluation.cases import play
+from marl_pool.play.episodes import resized
 from marl_pool.play.messages import parse_message
 from marl_pool.play.session import Session
+from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.utils.errors import InputError
 
 CENTROID = {"name": "simple_centroid", "max_steps": 12}
@@ -243,6 +245,23 @@ def test_a_change_that_a_policy_cannot_take_is_undone():
     assert (frame["severities"], frame["distractors"]) == ({}, 0)
     steps(session, 2)
     assert parted_steps(session) == [None]
+
+
+class Remembering(RandomPolicy):
+    """A policy whose memory is a tensor, a number for each token."""
+
+    def initial_state(self, num_envs, num_agents, num_tokens):
+        return torch.zeros(num_envs, num_agents, num_tokens)
+
+
+def test_a_memory_that_is_a_tensor_gets_initial_numbers_of_added_tokens():
+    env = token_target(CENTROID).make_env(1)
+    env.reset()
+    group, tokens = env.groups["agent"], env.observe()["agent"]
+    memory = torch.ones(1, group.num_agents, tokens.num_tokens - 1)
+    new = resized(Remembering(group.action_space), memory, tokens)
+    assert new[..., :-1].equal(memory)
+    assert new[..., -1].eq(0).all()
 
 
 @yaml_cases("text, message")
