@@ -147,7 +147,7 @@ def make_batched_env(name: str, num_envs: int, **options: Any) -> "BatchedEnv":
 
     Raises:
         InputError: an unknown name, a wrong option or a number out of range, or an
-            environment that declares no groups of agents.
+            environment that declares no groups of agents, or one without agents.
     """
     from marl_pool.envs.base import AgentGroup, BatchedEnv
     from marl_pool.envs.contract import validate_groups

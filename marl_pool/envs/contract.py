@@ -20,7 +20,7 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import place_in_batch
 
 if TYPE_CHECKING:
-    from marl_pool.envs.base import BatchedEnv, Step
+    from marl_pool.envs.base import AgentGroup, BatchedEnv, Step
 
 
 class CheckedEnv:
@@ -287,8 +287,11 @@ def _place(env: "BatchedEnv", row: int, step: int) -> str:
     return f" in environment {number} at step {step}"
 
 
-def validate_groups(env: "BatchedEnv", kind: type) -> None:
-    """Raise InputError unless ``env.groups`` is a dict of ``kind`` by name."""
+def validate_groups(env: "BatchedEnv", kind: "type[AgentGroup]") -> None:
+    """Raise InputError unless ``env.groups`` is a dict of ``kind`` by name.
+
+    A group has at least one agent.
+    """
     groups = getattr(env, "groups", None)
     if not isinstance(groups, Mapping) or not groups:
         actual = "an empty one" if isinstance(groups, Mapping) else _kind_of(groups)
@@ -298,6 +301,9 @@ def validate_groups(env: "BatchedEnv", kind: type) -> None:
             raise _misfit(env, "groups", "names", repr(name))
         if not isinstance(group, kind):
             raise _misfit(env, f"groups[{name!r}]", kind.__name__, _kind_of(group))
+        if group.num_agents < 1:
+            part = f"num_agents of {name!r}"
+            raise _misfit(env, part, "at least 1", group.num_agents)
 
 
 def validate_results(

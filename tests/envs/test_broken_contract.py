@@ -442,6 +442,9 @@ def test_agents_that_take_turns_may_wait_but_the_dead_earn_nothing(
         rollout.steps(9)
 
 
+EMPTY = AgentGroup(0, TokenSpec(2, 3, ("self", "grain")), spaces.Discrete(2))
+
+
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
@@ -449,6 +452,7 @@ def test_agents_that_take_turns_may_wait_but_the_dead_earn_nothing(
         ({}, "groups: expected a dict of AgentGroup by name, got an empty one"),
         ({"hen": 3}, r"groups\['hen'\]: expected AgentGroup, got int"),
         ({4: None}, "groups: expected names, got 4"),
+        ({"hen": EMPTY}, "num_agents of 'hen': expected at least 1, got 0"),
     ],
 )
 def test_an_environment_declares_its_groups(monkeypatch, groups, message):

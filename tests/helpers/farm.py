@@ -125,15 +125,6 @@ class IdleFox(AlikeFoxAndHens):
         return {**rewards, "fox": torch.zeros_like(rewards["fox"])}, terminated
 
 
-class NoFox(FoxAndHens):
-    """An environment whose fox group has no agents."""
-
-    @property
-    def groups(self):
-        fox = super().groups["fox"]
-        return {**super().groups, "fox": AgentGroup(0, TOKENS, fox.action_space)}
-
-
 class StillHens(Policy):
     """Hens that never move: a scripted policy as a user would write one."""
 

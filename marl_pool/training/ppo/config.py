@@ -63,8 +63,8 @@ def assign_modules(
 
     Raises:
         InputError: no such group, no group that learns, a group without a module, a
-            module without agents, a module name that RLlib rejects or that is reserved
-            for a frozen policy, or groups with different spaces in one module.
+            module name that RLlib rejects or that is reserved for a frozen policy, or
+            groups with different spaces in one module.
     """
     # A fixed group must exist, and has no module.
     for name in fixed:
@@ -97,11 +97,6 @@ def assign_modules(
             raise InputError(
                 f"modules: the name {module!r} is reserved for the policy of a fixed "
                 "group"
-            )
-        if not groups[name].num_agents:
-            raise InputError(
-                f"modules: the group {name!r} has no agents, so the module {module!r} "
-                "would have nothing to learn from"
             )
         owner = owners.setdefault(module, name)
         group, first = groups[name], groups[owner]

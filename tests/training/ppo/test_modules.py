@@ -22,7 +22,6 @@ from helpers.farm import (
     TOKENS,
     AlikeFoxAndHens,
     FoxAndHens,
-    NoFox,
     StillHens,
     policies_of,
 )
@@ -111,12 +110,6 @@ def test_groups_and_modules_that_do_not_match_are_refused(modules, fixed, messag
         assign_modules(FoxAndHens(1).groups, modules, fixed)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_module_without_agents_is_refused():
-    with pytest.raises(InputError, match="the group 'fox' has no agents, so the modu"):
-        assign_modules(NoFox(1).groups, None)
-    assert assign_modules(NoFox(1).groups, None, ["fox"]) == {"hen": "hen"}
 
 
 def test_a_name_is_a_script_or_a_folder():
