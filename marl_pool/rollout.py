@@ -318,8 +318,7 @@ class Rollout:
                 environment breaks its contract.
             NonFiniteError: an observation, logit or reward is NaN or infinite.
         """
-        if count < 1:
-            raise InputError(f"steps: expected at least 1, got {count}")
+        _validate_count(count)
         first_steps = self._lengths.clone()
         with without_reads() if self.sync_free else nullcontext():
             fragment, endings = self._play(count)
@@ -454,7 +453,9 @@ class Rollout:
 
         Raises:
             InputError: as in `steps`; with ``sync_free`` only after the last step.
+            NonFiniteError: as in `steps`.
         """
+        _validate_count(count)
         self._fix_actors()
         unchecked: list[tuple[Transition, Presence | None, Tensor]] = []
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
@@ -500,7 +501,9 @@ class Rollout:
             The episodes in the order of the environments.
 
         Raises:
-            InputError: ``idle`` above 0 where finished environments cannot be stepped.
+            InputError: ``idle`` above 0 where finished environments cannot be stepped,
+                an action mask allows nothing, or the environment breaks its contract.
+            NonFiniteError: an observation, logit or reward is NaN or infinite.
         """
         for transition in self.transitions(idle=idle):
             if on_step is not None:
@@ -515,7 +518,8 @@ class Rollout:
         then.
 
         Raises:
-            NonFiniteError: an observation, logit or reward is NaN or infinite.
+            InputError: as in `episodes`.
+            NonFiniteError: as in `episodes`.
         """
         if idle and not self.env.steps_past_end:
             raise InputError(
@@ -959,7 +963,9 @@ class Rollout:
             values = self.policies[name].value(tokens, states)
         else:
             # One pass for the whole fragment, since no action depends on a value.
-            critic_tokens = stacked.critic_tokens or stacked.tokens
+            critic_tokens = stacked.critic_tokens
+            if critic_tokens is None:
+                critic_tokens = stacked.tokens
             values = critic(critic_tokens, stacked.active)
             stacked = stacked._replace(values=values)
             tokens = _concatenate([end.critic_tokens[name] for end in ends])
@@ -990,6 +996,11 @@ def collect(
     """
     rollout = Rollout(env, policies, perturbation=perturbation, explore=explore)
     return rollout.steps(steps)
+
+
+def _validate_count(steps: int) -> None:
+    if steps < 1:
+        raise InputError(f"steps: expected at least 1, got {steps}")
 
 
 def _step_numbers(first_steps: Tensor, steps: Trajectory) -> Tensor:

@@ -781,9 +781,10 @@ def test_policies_must_match_the_groups() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1])
-def test_fewer_than_one_step_are_refused(count: int) -> None:
+@pytest.mark.parametrize("method", ["steps", "advance"])
+def test_fewer_than_one_step_are_refused(method: str, count: int) -> None:
     with pytest.raises(InputError, match=f"steps: expected at least 1, got {count}"):
-        rollout().steps(count)
+        getattr(rollout(), method)(count)
 
 
 class Stuck(Pond):
