@@ -125,14 +125,6 @@ class Episodes(NamedTuple):
         }
 
 
-def _all_attended(returns: dict[str, Tensor], lengths: Tensor) -> Episodes:
-    """Return episodes that all agents attended."""
-    attended = {
-        name: torch.ones_like(part, dtype=torch.bool) for name, part in returns.items()
-    }
-    return Episodes(returns, lengths, attended)
-
-
 class _Ending(NamedTuple):
     """All environments after a step that ended episodes in some, before the reset."""
 
@@ -584,14 +576,8 @@ class Rollout:
         self.perturbation_states = dict(state["perturbation_states"])
         self.tokens = {name: Tokens(*parts) for name, parts in state["tokens"].items()}
         self._returns, self._lengths = dict(state["returns"]), state["lengths"]
-        # Checkpoints of earlier versions lack "attended".
-        everyone = _all_attended(self._returns, self._lengths).attended
-        self._attended = dict(state.get("attended", everyone))
-        self._played = state["played"]
-        self._finished = [
-            Episodes(*parts) if len(parts) > 2 else _all_attended(*parts)
-            for parts in state["finished"]
-        ]
+        self._attended, self._played = dict(state["attended"]), state["played"]
+        self._finished = [Episodes(*parts) for parts in state["finished"]]
 
     def _step(self, *, reads: bool, playing: Tensor | None = None) -> Transition:
         """Act and step once; the caller then observes and ends episodes.

@@ -353,22 +353,6 @@ def test_advance_takes_the_same_steps_without_recording_them(kind: str) -> None:
         assert_same(part, further[1][name], exactly=True)
 
 
-def test_a_state_from_before_attendance_was_stored_is_loaded():
-    first, second = rollout(random_policies), rollout(random_policies)
-    first.steps(STEPS)
-    state = first.state_dict()
-    del state["attended"]
-    state["finished"] = [part[:2] for part in state["finished"]]
-    second.load_state_dict(state)
-    totals = [
-        [(part.returns, part.lengths) for part in instance.pop_finished()]
-        for instance in (first, second)
-    ]
-    assert totals[0]
-    for value, loaded in zip(*map(tree_leaves, totals), strict=True):
-        torch.testing.assert_close(value, loaded, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("policies", "kind"),
     [*((counting_policies, kind) for kind in PERTURBATIONS), (random_policies, "none")],
