@@ -465,17 +465,13 @@ class Run:
         return sorted((path for path in folders if path.is_dir()), key=iteration_of)
 
     def damage_of(self, checkpoint: Path) -> str:
-        """Describe the damage of a checkpoint; empty if it is intact.
-
-        A checkpoint without a manifest must have all files of `PARTS`.
-        """
+        """Describe the damage of a checkpoint; empty if it is intact."""
         if checkpoint in self._damage:
             return self._damage[checkpoint]
         try:
             problem = manifest.problem_of(checkpoint, links=False)
         except FileNotFoundError:
-            missing = _missing(checkpoint, PARTS.get(self.verb, ()))
-            problem = missing and f"{missing} is missing"
+            problem = f"{manifest.MANIFEST} is missing"
         self._damage[checkpoint] = problem
         return problem
 
