@@ -1,8 +1,9 @@
 """The six tasks of MPEv2: teams that meet more entities than in training."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, Unpack
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -75,35 +76,11 @@ class Kind(NamedTuple):
     """Starts ``(*B, 2)`` from uniform numbers ``(*B, 2)``."""
     arrival: tuple[str, float] = ("edge", 0.98)
     """Where newcomers appear: a key of `PLACES`, and its size."""
-    script: "Callable[[MPEv2, str], Tensor] | None" = None
-    """Forces ``(num_envs, n, 2)`` of scripted entities; None for the others."""
+    script: Callable[[Any, str], Tensor] | None = None
+    """Forces ``(num_envs, n, 2)`` of scripted entities of a task, by the kind's name;
+    None for the others."""
     random_numbers: int = 0
     """Random numbers that the script of an entity uses in a step."""
-
-
-@dataclass(frozen=True)
-class TeamTask:
-    """Rules of a task; the first kind is the agents, and landmarks come last.
-
-    Attributes:
-        boundary: half the side of the square in which entities start.
-        force: force of an agent's choice.
-        kinds: the kinds of entities.
-        reward: the team's rewards ``(num_envs,)`` after a step.
-        size: radius of every disc.
-        contacts: True if all entities collide.
-        newcomers_collide: True if at least the agents that arrive collide.
-        spaced: ``"all"`` if no starts overlap, ``"kinds"`` if none of the same kind do.
-    """
-
-    boundary: float
-    force: float
-    kinds: tuple[Kind, ...]
-    reward: "Callable[[MPEv2], Tensor]"
-    size: float = 0.05
-    contacts: bool = True
-    newcomers_collide: bool = False
-    spaced: Literal["all", "kinds", "no"] = "all"
 
 
 class MPEv2Options(ParticleOptions, total=False):
@@ -115,7 +92,7 @@ class MPEv2Options(ParticleOptions, total=False):
 
 
 class MPEv2(ParticleEnv):
-    r"""A task of MPEv2, whose rules are a `TeamTask`.
+    r"""A task of MPEv2, whose rules are the class's attributes and `reward`.
 
     An agent observes every entity that is there as a token: position and velocity
     relative to its own, and type. In its own token both are absolute. The order is
@@ -152,7 +129,21 @@ class MPEv2(ParticleEnv):
         InputError: too few steps for the margin.
     """
 
-    task: ClassVar[TeamTask]
+    boundary: ClassVar[float]
+    """Half the side of the square in which entities start."""
+    force: ClassVar[float]
+    """Force of an agent's choice."""
+    kinds: ClassVar[tuple[Kind, ...]]
+    """The kinds of entities: first the agents, last the landmarks."""
+    size: ClassVar[float] = 0.05
+    """Radius of every disc."""
+    contacts: ClassVar[bool] = True
+    """True if all entities collide."""
+    newcomers_collide: ClassVar[bool] = False
+    """True if at least the agents that arrive collide."""
+    spacing: ClassVar[Literal["all", "kinds", "no"]] = "all"
+    """``"all"`` if no starts overlap, ``"kinds"`` if none of the same kind do, ``"no"``
+    if any may."""
 
     def __init__(
         self,
@@ -164,47 +155,46 @@ class MPEv2(ParticleEnv):
         max_steps: Episodes,
         **common: Unpack[ParticleOptions],
     ) -> None:
-        task, self.domain = self.task, domain
+        self.domain = domain
         self.margin = (MARGIN if domain else 0) if margin is None else margin
         if max_steps <= 2 * self.margin:
             raise InputError(
                 f"env.max_steps: expected more than twice env.margin={self.margin}, "
                 f"got {max_steps}"
             )
-        self._scripted = [kind for kind in task.kinds if kind.script]
+        self._scripted = [kind for kind in self.kinds if kind.script]
         super().__init__(
             num_envs,
-            entities=[part for kind in task.kinds for part in self._entities(kind)],
+            entities=[part for kind in self.kinds for part in self._entities(kind)],
             learners=("agent",),
             continuous_actions=continuous_actions,
-            extent=task.boundary + 0.25,
+            extent=self.boundary + 0.25,
             max_steps=max_steps,
-            random_numbers={kind.name: kind.random_numbers for kind in task.kinds},
+            random_numbers={kind.name: kind.random_numbers for kind in self.kinds},
             changing=True,
             **common,
         )
 
-    @classmethod
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        names = (kind.name for kind in cls.task.kinds)
+        names = (kind.name for kind in cls.kinds)
         cls.type_names = ("self", *names)
 
     def _entities(self, kind: Kind) -> list[Entities]:
         """Return the initial entities, and the newcomers."""
         _, high, arrivals = kind.counts[self.domain]
-        is_agent, task = kind.name == "agent", self.task
+        is_agent = kind.name == "agent"
         return [
             Entities(
                 kind.name,
                 count,
                 kind.color,
-                task.size,
+                self.size,
                 movable=is_agent or kind.script is not None,
-                collide=task.contacts or (task.newcomers_collide and is_agent and new),
+                collide=self.contacts or (self.newcomers_collide and is_agent and new),
                 max_speed=1.3 if is_agent else 1.0,
                 mass=MASS,
-                acceleration=task.force if is_agent else 0.0,
+                acceleration=self.force if is_agent else 0.0,
                 signal=kind.name != "decoy",
                 late=new,
             )
@@ -213,11 +203,11 @@ class MPEv2(ParticleEnv):
 
     @override
     def place(self, rows: Tensor, keys: Tensor) -> None:
-        task, start = self.task, 0
+        start = 0
         state = torch.zeros_like(self.state[rows])
         lives = torch.full_like(self._lives[rows], NEVER)
-        groups: list[tuple[range, Tensor]] = []
-        for kind in task.kinds:
+        groups: list[tuple[list[int], Tensor]] = []
+        for kind in self.kinds:
             low, high, arrivals = kind.counts[self.domain]
             first = self._slices[kind.name].start
             slots = range(first, first + high)
@@ -238,16 +228,15 @@ class MPEv2(ParticleEnv):
             lives[:, newcomers, 0] = torch.where(due, steps, NEVER)
             where, size = kind.arrival
             points = PLACES[where](edges.view(len(rows), arrivals, 2))
-            state[:, newcomers, :2] = size * task.boundary * points
-            places = kind.start(tries.view(len(rows), high, TRIES, 2)) * task.boundary
-            if task.spaced == "all" and groups:
-                earlier, candidates = groups[0]
-                candidates = torch.cat((candidates, places), 1)
-                groups = [([*earlier, *slots], candidates)]  # type: ignore[list-item]
-            else:
-                groups.append((slots, places))
+            state[:, newcomers, :2] = size * self.boundary * points
+            places = kind.start(tries.view(len(rows), high, TRIES, 2)) * self.boundary
+            groups.append(([*slots], places))
+        if self.spacing == "all":
+            all_slots = [slot for slots, _ in groups for slot in slots]
+            all_places = torch.cat([places for _, places in groups], 1)
+            groups = [(all_slots, all_places)]
+        reach = 0 if self.spacing == "no" else 2 * self.size
         for group, candidates in groups:
-            reach = 0 if task.spaced == "no" else 2 * task.size
             # `lives` tells which of the discs an episode has.
             used = lives[:, group, 0] == 0
             state[:, group, :2] = spaced(candidates, used, reach)
@@ -265,9 +254,13 @@ class MPEv2(ParticleEnv):
             assert kind.script is not None
             forces.append(kind.script(self, kind.name))
         self.integrate(torch.cat(forces, 1))
-        reward = self.task.reward(self)[:, None]
+        reward = self.reward()[:, None]
         shared = reward.expand(-1, self.groups["agent"].num_agents)
         return self.earned(agent=shared), self._never
+
+    @abstractmethod
+    def reward(self) -> Tensor:
+        """Return the team's rewards ``(num_envs,)`` after a step."""
 
     def agent_forces(self, actions: Tensor) -> Tensor:
         """Convert the agents' actions to forces ``(num_envs, agents, 2)``."""
@@ -297,7 +290,7 @@ class MPEv2(ParticleEnv):
 
     def gaps(self, kind: str, other: str) -> Tensor:
         """Return distances from edge to edge, negative where discs overlap."""
-        return self.distances(kind, other) - 2 * self.task.size
+        return self.distances(kind, other) - 2 * self.size
 
     def nearest(self, kind: str, other: str) -> Tensor:
         """Return each entity's smallest gap to another kind, 0 for absent entities."""
@@ -310,6 +303,18 @@ class MPEv2(ParticleEnv):
     def velocity(self, kind: str) -> Tensor:
         """Return the velocities of a kind, ``(num_envs, n, 2)``."""
         return self.state[:, self._slices[kind], 2:]
+
+    def penalty(self) -> Tensor:
+        """Return the sum of the agents' penalties for leaving the square."""
+        reach = self._positions["agent"].abs().amax(-1)
+        penalty = -torch.pow(5.0, reach - BORDER).clamp(max=25)
+        penalty = torch.where(reach > self.boundary, penalty, 0)
+        return self.fill_absent(penalty, "agent", 1, 0).sum(1)
+
+    def touches(self, kind: str) -> Tensor:
+        """Return the number of agents that touch each of a kind, ``(num_envs, n)``."""
+        touching = self.gaps(kind, "agent") <= 0
+        return self.fill_absent(touching, kind, 1, False).sum(2)
 
 
 def spaced(candidates: Tensor, used: Tensor, reach: float) -> Tensor:
@@ -389,7 +394,7 @@ def flee(env: MPEv2, kind: str) -> Tensor:
     random_way = 2 * env.dynamics.next().view(way.shape) - 1
     way = torch.where(distance < FLIGHT, -way, random_way)
     place, velocity = env._positions[kind], env.velocity(kind)
-    following, side = place + DT * velocity, env.task.boundary
+    following, side = place + DT * velocity, env.boundary
     edge = following.sign() * side
     return drive(torch.where(following.abs() > side, edge - place, way), velocity)
 
@@ -397,10 +402,7 @@ def flee(env: MPEv2, kind: str) -> Tensor:
 def follow(env: MPEv2, kind: str) -> Tensor:
     """Go to the landmark with the least sum of distances to the agents."""
     sums = [
-        env.fill_absent(
-            env.fill_absent(env.distances("agent", name), "agent", 1, 0).sum(1),
-            *(name, 1, torch.inf),
-        )
+        env.fill_absent(env.distances("agent", name), "agent", 1, 0).sum(1)
         for name in ("target", "decoy")
     ]
     goal = torch.cat(sums, 1).argmin(1)[:, None, None].expand(-1, 1, 2)
@@ -409,59 +411,9 @@ def follow(env: MPEv2, kind: str) -> Tensor:
     return drive(places - env._positions[kind], env.velocity(kind))
 
 
-def wander(env: MPEv2, kind: str) -> Tensor:
+def wander(env: "Guard", kind: str) -> Tensor:
     """Go to the goal, or stay without one."""
-    assert isinstance(env, Guard)
     return drive(env.way_to_goals(), env.velocity(kind))
-
-
-# Rewards
-
-
-def _penalty(env: MPEv2) -> Tensor:
-    """Return the sum of the agents' penalties for leaving the square."""
-    reach = env._positions["agent"].abs().amax(-1)
-    penalty = -torch.pow(5.0, reach - BORDER).clamp(max=25)
-    penalty = torch.where(reach > env.task.boundary, penalty, 0)
-    return env.fill_absent(penalty, "agent", 1, 0).sum(1)
-
-
-def _touches(env: MPEv2, kind: str) -> Tensor:
-    """Return the number of agents that touch each of a kind, ``(num_envs, n)``."""
-    touching = env.gaps(kind, "agent") <= 0
-    return env.fill_absent(touching, kind, 1, False).sum(2)
-
-
-def _spread_reward(env: MPEv2) -> Tensor:
-    return -env.nearest("target", "agent").sum(1)
-
-
-def _tag_reward(env: MPEv2) -> Tensor:
-    return _penalty(env) - 2 * _touches(env, "adversary").sum(1)
-
-
-def _guard_reward(env: MPEv2) -> Tensor:
-    gaps = env.gaps("target", "agent").sort(2).values
-    agents, targets = env.count("agent"), env.count("target")
-    # The number of guards of each target, rounded up.
-    guards = ((agents + targets - 1) // targets)[:, None, None]
-    counts = torch.arange(gaps.shape[2], device=gaps.device) < guards
-    distance = torch.where(counts, gaps, 0).sum(2) + 5 * _touches(env, "target")
-    return -env.fill_absent(distance, "target", 1, 0).sum(1)
-
-
-def _adversary_reward(env: MPEv2) -> Tensor:
-    near = env.nearest("target", "adversary") - env.nearest("target", "agent")
-    return near.sum(1)
-
-
-def _repel_reward(env: MPEv2) -> Tensor:
-    return _penalty(env) + env.nearest("adversary", "agent").sum(1)
-
-
-def _hunt_reward(env: MPEv2) -> Tensor:
-    hunted = env.nearest("adversary", "agent").sum(1) / env.count("adversary")
-    return -hunted - env.nearest("agent", "adversary").sum(1) / env.count("agent")
 
 
 # Tasks
@@ -470,75 +422,6 @@ FEW, MANY = Count(1, 3, 1), Count(5, 5, 0)
 MORE = Count(5, 5, 2)
 AGENTS, OTHERS = (FEW, MORE, MANY), (FEW, MANY, MORE)
 LANDMARKS = (Count(1, 2, 1),) * 3
-
-SPREAD = TeamTask(
-    boundary=1.0,
-    force=1.5,
-    kinds=(
-        Kind("agent", GREEN, AGENTS, box(1)),
-        Kind("target", OBSTACLE, OTHERS, box(1), ("disc", 0.8)),
-    ),
-    reward=_spread_reward,
-    size=0.04,
-    contacts=False,
-    newcomers_collide=True,
-    spaced="kinds",
-)
-TAG = TeamTask(
-    boundary=2.0,
-    force=4.0,
-    kinds=(
-        Kind("agent", GREEN, AGENTS, box(1 / 4)),
-        Kind("adversary", PURPLE, OTHERS, corner, script=chase),
-    ),
-    reward=_tag_reward,
-)
-GUARD = TeamTask(
-    boundary=2.0,
-    force=4.0,
-    kinds=(
-        Kind("agent", GREEN, (FEW, Count(5, 5, 3), MANY), box(1)),
-        Kind(
-            "target",
-            BLUE,
-            (Count(1, 2, 1), Count(4, 4, 0), Count(4, 4, 2)),
-            box(1 / 2),
-            script=wander,
-        ),
-    ),
-    reward=_guard_reward,
-)
-ADVERSARY = TeamTask(
-    boundary=1.3,
-    force=1.5,
-    kinds=(
-        Kind("agent", GREEN, AGENTS, box(1), ("edge", 1.0)),
-        Kind("adversary", PURPLE, OTHERS, box(1), ("edge", 1.0), script=follow),
-        Kind("target", OBSTACLE, LANDMARKS, box(1), ("square", 1.0)),
-        Kind("decoy", VERMILION, LANDMARKS, box(1), ("square", 1.0)),
-    ),
-    reward=_adversary_reward,
-    contacts=False,
-    spaced="no",
-)
-REPEL = TeamTask(
-    boundary=2.5,
-    force=4.0,
-    kinds=(
-        Kind("agent", GREEN, AGENTS, box(1)),
-        Kind("adversary", PURPLE, OTHERS, box(0.2 / 2.5), script=chase),
-    ),
-    reward=_repel_reward,
-)
-HUNT = TeamTask(
-    boundary=2.0,
-    force=3.0,
-    kinds=(
-        Kind("agent", GREEN, AGENTS, outside),
-        Kind("adversary", PURPLE, OTHERS, box(1 / 4), script=flee, random_numbers=2),
-    ),
-    reward=_hunt_reward,
-)
 
 
 class Spread(MPEv2):
@@ -553,7 +436,16 @@ class Spread(MPEv2):
     docs/mpev2.md describes what all six tasks share.
     """
 
-    task = SPREAD
+    boundary = 1.0
+    force = 1.5
+    kinds = (
+        Kind("agent", GREEN, AGENTS, box(1)),
+        Kind("target", OBSTACLE, OTHERS, box(1), ("disc", 0.8)),
+    )
+    size = 0.04
+    contacts = False
+    newcomers_collide = True
+    spacing = "kinds"
 
     def __init__(
         self,
@@ -563,6 +455,10 @@ class Spread(MPEv2):
         **options: Unpack[MPEv2Options],
     ) -> None:
         super().__init__(num_envs, max_steps=max_steps, **options)
+
+    @override
+    def reward(self) -> Tensor:
+        return -self.nearest("target", "agent").sum(1)
 
 
 class Tag(MPEv2):
@@ -580,7 +476,12 @@ class Tag(MPEv2):
     docs/mpev2.md describes what all six tasks share.
     """
 
-    task = TAG
+    boundary = 2.0
+    force = 4.0
+    kinds = (
+        Kind("agent", GREEN, AGENTS, box(1 / 4)),
+        Kind("adversary", PURPLE, OTHERS, corner, script=chase),
+    )
 
     def __init__(
         self,
@@ -590,6 +491,10 @@ class Tag(MPEv2):
         **options: Unpack[MPEv2Options],
     ) -> None:
         super().__init__(num_envs, max_steps=max_steps, **options)
+
+    @override
+    def reward(self) -> Tensor:
+        return self.penalty() - 2 * self.touches("adversary").sum(1)
 
 
 class Guard(MPEv2):
@@ -608,7 +513,18 @@ class Guard(MPEv2):
     """
 
     state_names = ("state", "goal_places")
-    task = GUARD
+    boundary = 2.0
+    force = 4.0
+    kinds = (
+        Kind("agent", GREEN, (FEW, Count(5, 5, 3), MANY), box(1)),
+        Kind(
+            "target",
+            BLUE,
+            (Count(1, 2, 1), Count(4, 4, 0), Count(4, 4, 2)),
+            box(1 / 2),
+            script=wander,
+        ),
+    )
 
     goal_places: Tensor
     """``(num_envs, targets, 2)``: where each target goes, valid from the first draw
@@ -623,6 +539,16 @@ class Guard(MPEv2):
     ) -> None:
         super().__init__(num_envs, max_steps=max_steps, **options)
         self.goal_places = torch.zeros_like(self._positions["target"])
+
+    @override
+    def reward(self) -> Tensor:
+        gaps = self.gaps("target", "agent").sort(2).values
+        agents, targets = self.count("agent"), self.count("target")
+        # The number of guards of each target, rounded up.
+        guards = ((agents + targets - 1) // targets)[:, None, None]
+        counts = torch.arange(gaps.shape[2], device=gaps.device) < guards
+        distance = torch.where(counts, gaps, 0).sum(2) + 5 * self.touches("target")
+        return -self.fill_absent(distance, "target", 1, 0).sum(1)
 
     def _has_goal(self) -> Tensor:
         """Return ``(num_envs, targets)`` bool."""
@@ -681,7 +607,16 @@ class Adversary(MPEv2):
     docs/mpev2.md describes what all six tasks share.
     """
 
-    task = ADVERSARY
+    boundary = 1.3
+    force = 1.5
+    kinds = (
+        Kind("agent", GREEN, AGENTS, box(1), ("edge", 1.0)),
+        Kind("adversary", PURPLE, OTHERS, box(1), ("edge", 1.0), script=follow),
+        Kind("target", OBSTACLE, LANDMARKS, box(1), ("square", 1.0)),
+        Kind("decoy", VERMILION, LANDMARKS, box(1), ("square", 1.0)),
+    )
+    contacts = False
+    spacing = "no"
 
     def __init__(
         self,
@@ -691,6 +626,11 @@ class Adversary(MPEv2):
         **options: Unpack[MPEv2Options],
     ) -> None:
         super().__init__(num_envs, max_steps=max_steps, **options)
+
+    @override
+    def reward(self) -> Tensor:
+        near = self.nearest("target", "adversary") - self.nearest("target", "agent")
+        return near.sum(1)
 
 
 class Repel(MPEv2):
@@ -708,7 +648,12 @@ class Repel(MPEv2):
     docs/mpev2.md describes what all six tasks share.
     """
 
-    task = REPEL
+    boundary = 2.5
+    force = 4.0
+    kinds = (
+        Kind("agent", GREEN, AGENTS, box(1)),
+        Kind("adversary", PURPLE, OTHERS, box(0.2 / 2.5), script=chase),
+    )
 
     def __init__(
         self,
@@ -718,6 +663,10 @@ class Repel(MPEv2):
         **options: Unpack[MPEv2Options],
     ) -> None:
         super().__init__(num_envs, max_steps=max_steps, **options)
+
+    @override
+    def reward(self) -> Tensor:
+        return self.penalty() + self.nearest("adversary", "agent").sum(1)
 
 
 class Hunt(MPEv2):
@@ -742,7 +691,12 @@ class Hunt(MPEv2):
         InputError: continuous actions where adversaries are chosen.
     """
 
-    task = HUNT
+    boundary = 2.0
+    force = 3.0
+    kinds = (
+        Kind("agent", GREEN, AGENTS, outside),
+        Kind("adversary", PURPLE, OTHERS, box(1 / 4), script=flee, random_numbers=2),
+    )
 
     def __init__(
         self,
@@ -766,6 +720,11 @@ class Hunt(MPEv2):
         group = replace(group, action_space=space, has_action_masks=True)
         self.groups = {"agent": group}
         self._selection = SelectedTokens(group.tokens, group.actions)
+
+    @override
+    def reward(self) -> Tensor:
+        hunted = self.nearest("adversary", "agent").sum(1) / self.count("adversary")
+        return -hunted - self.nearest("agent", "adversary").sum(1) / self.count("agent")
 
     @override
     def observe(self) -> dict[str, Tokens]:

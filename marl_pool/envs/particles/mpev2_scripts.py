@@ -10,7 +10,7 @@ from typing_extensions import override
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles import mpev2
 from marl_pool.envs.particles.heuristics import ForceHeuristic
-from marl_pool.envs.particles.mpev2 import MASS, TeamTask
+from marl_pool.envs.particles.mpev2 import MASS, MPEv2
 from marl_pool.envs.particles.physics import DAMPING, DIRECTIONS, DT, dead_beat
 from marl_pool.tokens import Tokens
 
@@ -30,7 +30,7 @@ class PairingScript(ForceHeuristic):
     one goes to the nearest.
     """
 
-    task: ClassVar[TeamTask]
+    task: ClassVar[type[MPEv2]]
     goal: ClassVar[str] = "target"
     """Kind of the entities."""
     standoff: ClassVar[float] = 0.0
@@ -169,25 +169,25 @@ def least_pairs(distance: Tensor) -> Tensor:
 class SpreadScript(PairingScript):
     """Cover the targets, each by one agent."""
 
-    task = mpev2.SPREAD
+    task = mpev2.Spread
 
 
 class AdversaryScript(PairingScript):
     """Cover the targets, each by one agent."""
 
-    task = mpev2.ADVERSARY
+    task = mpev2.Adversary
 
 
 class HuntScript(PairingScript):
     """Hunt the adversaries, each by one agent."""
 
-    task, goal = mpev2.HUNT, "adversary"
+    task, goal = mpev2.Hunt, "adversary"
 
 
 class GuardScript(PairingScript):
     """Guard each target by as many agents as the reward counts, at a small distance."""
 
-    task, standoff, most_rounds = mpev2.GUARD, 0.14, 4
+    task, standoff, most_rounds = mpev2.Guard, 0.14, 4
 
     @override
     def rounds(self, agents: Tensor, goals: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class EvadingScript(ForceHeuristic):
     ends outside the square loses against all that end inside.
     """
 
-    task: ClassVar[TeamTask]
+    task: ClassVar[type[MPEv2]]
     nearest: ClassVar[bool]
     """True to measure the distance to the nearest adversary, False for the mean."""
 
@@ -235,10 +235,10 @@ class EvadingScript(ForceHeuristic):
 class TagScript(EvadingScript):
     """Keep away from the nearest adversary."""
 
-    task, nearest = mpev2.TAG, True
+    task, nearest = mpev2.Tag, True
 
 
 class RepelScript(EvadingScript):
     """Keep away from the adversaries."""
 
-    task, nearest = mpev2.REPEL, False
+    task, nearest = mpev2.Repel, False

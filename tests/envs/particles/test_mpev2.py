@@ -61,7 +61,7 @@ def test_rewards_are_those_of_the_published_code(task, reward):
     if task == "adversary":
         points["adversary"] = [(-1, -1)]
     env = arrange(build(task), **points)
-    assert env.task.reward(env).tolist() == pytest.approx([reward], abs=1e-8)
+    assert env.reward().tolist() == pytest.approx([reward], abs=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_targets_drive_to_goals_as_in_the_published_code(goal, force):
 )
 def test_leaving_the_square_costs(place, penalty):
     env = arrange(build("tag"), agent=[place], adversary=[(-9, -9)])
-    assert float(env.task.reward(env)) == pytest.approx(penalty)
+    assert float(env.reward()) == pytest.approx(penalty)
     # The boundary of repel is 2.5, and the formula the same.
     env = arrange(build("repel"), agent=[place], adversary=[(-9, -9)])
     gap = float(np.hypot(place[0] + 9, place[1] + 9)) - 0.1
     beyond = max(map(abs, place)) > 2.5
-    assert float(env.task.reward(env)) == pytest.approx(gap + penalty * beyond)
+    assert float(env.reward()) == pytest.approx(gap + penalty * beyond)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_guards_of_a_target_are_rounded_up(agents, targets, guards):
     places: Points = [(1.0 + number, 0) for number in range(agents)]
     arrange(env, agent=places, target=[(0, 0)] * targets)
     gap = sum(1 + number - 0.1 for number in range(guards))
-    assert float(env.task.reward(env)) == pytest.approx(-targets * gap)
+    assert float(env.reward()) == pytest.approx(-targets * gap)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -163,7 +163,7 @@ SIDES = {
 @pytest.mark.parametrize("task", TASKS)
 def test_numbers_and_starts_are_the_published_ones(task, domain):
     env = build(task, 1000, domain=domain)
-    for kind in env.task.kinds:
+    for kind in env.kinds:
         if task == "guard":
             expected = GUARD[kind.name]
         elif task == "adversary" and kind.name in ("target", "decoy"):
@@ -196,7 +196,7 @@ def test_numbers_and_starts_are_the_published_ones(task, domain):
     if task == "hunt":
         assert agents.abs().min() >= 0.5
     apart = torch.cdist(agents, agents) + 9 * torch.eye(5)
-    assert (apart.min() > 2 * env.task.size) == (task != "adversary")
+    assert (apart.min() > 2 * env.size) == (task != "adversary")
 
 
 def test_a_disc_takes_its_first_free_place_or_its_last():
