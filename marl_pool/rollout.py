@@ -27,7 +27,7 @@ from marl_pool.envs.contract import (
 from marl_pool.envs.timeout import env_call
 from marl_pool.finite import validate_finite
 from marl_pool.perturbations.base import Perturbation, PerturbationState
-from marl_pool.perturbations.turns import BEGUN, OwnTurns, flatten, steps_of_agent
+from marl_pool.perturbations.turns import BEGUN, OwnTurns, flatten, validate_fits
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.policies.masks import validate_masks
 from marl_pool.policies.selection import SelectedTokens
@@ -241,10 +241,7 @@ class Rollout:
         # A perturbation may cover only some of the groups.
         self._perturbations: dict[str, Perturbation | OwnTurns] = {}
         if perturbation is not None:
-            counts = {name: group.num_agents for name, group in env.groups.items()}
-            agents = sum(counts.values())
-            steps = steps_of_agent(agents, env.max_steps, env.turn_based)
-            perturbation.validate_env(counts, steps)
+            validate_fits(perturbation, env)
             covered = filter(perturbation.covers, env.groups)
             by_turns = OwnTurns(perturbation) if env.turn_based else perturbation
             self._perturbations = dict.fromkeys(covered, by_turns)

@@ -1,6 +1,7 @@
 """Perturbations in turn-based environments, where an agent's time is its own turns."""
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,13 +10,22 @@ from marl_pool.perturbations.base import ActionSpace, Perturbation, Perturbation
 from marl_pool.tokens import Tokens, like
 from marl_pool.utils.devices import may_read
 
+if TYPE_CHECKING:
+    from marl_pool.envs.base import BatchedEnv
+    from marl_pool.envs.description import EnvDescription
+
 BEGUN = "begun"
 """Entry of a state: ``(num_envs, agents)`` bool, the agent has had a turn."""
 
 
-def steps_of_agent(num_agents: int, max_steps: int, turn_based: bool) -> int:
-    """Return the largest number of an agent's steps in an episode, with equal turns."""
-    return math.ceil(max_steps / num_agents) if turn_based else max_steps
+def validate_fits(
+    perturbation: Perturbation, env: "BatchedEnv | EnvDescription"
+) -> None:
+    """Raise UnfitTokensError if a perturbation's options do not fit an environment."""
+    counts = {name: group.num_agents for name, group in env.groups.items()}
+    # The largest number of an agent's steps in an episode, with equal turns.
+    turns = sum(counts.values()) if env.turn_based else 1
+    perturbation.validate_env(counts, math.ceil(env.max_steps / turns))
 
 
 class OwnTurns:

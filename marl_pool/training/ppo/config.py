@@ -16,7 +16,7 @@ from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.description import EnvDescription, describe_env, describe_states
 from marl_pool.options.names import resolve, unknown
 from marl_pool.perturbations import make_perturbation
-from marl_pool.perturbations.turns import steps_of_agent
+from marl_pool.perturbations.turns import validate_fits
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.fixed_policies import frozen_module, load_fixed
@@ -140,10 +140,8 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     if perturbation := config.perturbation.or_none:
         # Build it once, to reject unfit options here rather than in a runner.
         specs = [group.tokens for group in groups.values()]
-        counts = {name: group.num_agents for name, group in groups.items()}
         env_perturbation = make_perturbation(specs=specs, **perturbation)
-        steps = steps_of_agent(sum(counts.values()), env.max_steps, env.turn_based)
-        env_perturbation.validate_env(counts, steps)
+        validate_fits(env_perturbation, env)
     # One iteration: every environment takes `fragment` steps.
     agents: Counter[str] = Counter()
     for name, module in modules.items():
