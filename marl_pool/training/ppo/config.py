@@ -143,22 +143,10 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         env_perturbation = make_perturbation(specs=specs, **perturbation)
         validate_fits(env_perturbation, env)
     # One iteration: every environment takes `fragment` steps.
-    agents: Counter[str] = Counter()
-    for name, module in modules.items():
-        agents[module] += groups[name].num_agents
-    # In a turn-based environment one agent acts in each step.
-    if env.turn_based:
-        agents = Counter({next(iter(agents)): 1})
-    num_envs = settings.num_envs * max(1, resources.num_env_runners)
-    unit = config.batch_unit(env)
-    fragment, remainder = divmod(settings.batch_size, unit)
-    if remainder:
-        raise InputError(
-            f"ppo.batch_size: expected a multiple of {unit} (ppo.num_envs × runners × "
-            f"agents that learn), such as {(fragment + 1) * unit}, got "
-            f"{settings.batch_size}"
-        )
-    steps = fragment * num_envs
+    fragment = _fragment(config, env)
+    steps = fragment * settings.num_envs * max(1, resources.num_env_runners)
+    rows = steps * _rows_per_step(env, modules)
+    device = _local_device(config)
     result = PPOConfig(algo_class=BatchedPPO)
     # Sample: `BatchedEnvRunner` steps all environments of a process together.
     result.environment(env_config={RUNNER: RunnerSettings(config, modules, fixed)})
@@ -175,12 +163,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         max_num_env_runner_restarts=MAX_RESTARTS,
         delay_between_env_runner_restarts_s=1.0,
     )
-    # A learner in this process uses the environments' device or the GPU it requests.
-    device = None if resources.num_learners else config.device
-    if device == "cpu" and resources.num_gpus_per_learner:
-        device = "cuda"
     # Learn: `BatchedPPOLearner` prepares the batch and updates the weights.
-    rows = steps * max(agents.values())
     result.learners(
         num_learners=resources.num_learners,
         num_gpus_per_learner=0 if device else resources.num_gpus_per_learner,
@@ -206,6 +189,44 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     # RLlib gets no seed: to set it, it would import modules for 1.5 s.
     result.debugging(log_level="ERROR")
     return result
+
+
+def _fragment(config: TrainConfig, env: EnvDescription) -> int:
+    """Return the steps that each environment takes in an iteration.
+
+    Raises:
+        InputError: a batch size that the environments and agents do not divide.
+    """
+    size, unit = config.ppo.batch_size, config.batch_unit(env)
+    fragment, remainder = divmod(size, unit)
+    if remainder:
+        raise InputError(
+            f"ppo.batch_size: expected a multiple of {unit} (ppo.num_envs × runners × "
+            f"agents that learn), such as {(fragment + 1) * unit}, got {size}"
+        )
+    return fragment
+
+
+def _rows_per_step(env: EnvDescription, modules: Mapping[str, str]) -> int:
+    """Return the rows of the module with the most, in a step of one environment."""
+    # In a turn-based environment one agent acts in each step.
+    if env.turn_based:
+        return 1
+    agents: Counter[str] = Counter()
+    for name, module in modules.items():
+        agents[module] += env.groups[name].num_agents
+    return max(agents.values())
+
+
+def _local_device(config: TrainConfig) -> str | None:
+    """Return the device of a learner in this process, or None without one.
+
+    It is the environments' device or the GPU that the learner requests.
+    """
+    if config.resources.num_learners:
+        return None
+    requests_gpu = bool(config.resources.num_gpus_per_learner)
+    return "cuda" if config.device == "cpu" and requests_gpu else config.device
 
 
 def _set_ppo(result: PPOConfig, config: TrainConfig, batch: int) -> None:
