@@ -44,6 +44,7 @@ from marl_pool.training.ppo.loss import (
     recorded_steps,
     value_errors,
 )
+from marl_pool.training.ppo.module import TokenRLModule
 from marl_pool.training.ppo.trajectories import RECORDED
 from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.randomness import seed_process
@@ -185,7 +186,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             mid: prepare_rows(
                 map_rows(move, rows_by_module[mid]),
                 settings,
-                self.module[mid].unwrapped().value_norm,
+                self._module_of(mid).value_norm,
             )
             for mid in sorted(rows_by_module)
         }
@@ -201,26 +202,19 @@ class BatchedPPOLearner(PPOTorchLearner):
         # Take a gradient step on each minibatch; log the metrics of the last one.
         self._is_first, self._metrics = True, dict[tuple[str, str], Any]()
         last: dict[str, list[Microbatch]] = {}
-        actors = {mid: self.module[mid].unwrapped().actor for mid in batch}
         tokens = {
             mid: Tokens(**rows[Columns.OBS]).flatten_batch()
             for mid, rows in batch.items()
         }
         # Microbatches are for a CPU's cache: the compiled kernel and a GPU need none.
-        critics = {mid: self.module[mid].unwrapped().critic for mid in batch}
-
-        def pools(mid: str, *, encoder: bool = False) -> bool:
-            critic = critics[mid]
-            return bool(
-                actors[mid].pools(tokens[mid], encoder=encoder)
-                and (critic is None or critic.is_compiled(encoder=encoder))
-            )
-
         self._takes_whole = {
-            mid: not tokens[mid].features.is_cpu or pools(mid) for mid in batch
+            mid: not observed.features.is_cpu or self._by_kernel(mid, observed)
+            for mid, observed in tokens.items()
         }
         # Leave the threads to the kernel where it computes every encoder.
-        by_kernel = all(pools(mid, encoder=True) for mid in batch)
+        by_kernel = all(
+            self._by_kernel(mid, tokens[mid], encoder=True) for mid in batch
+        )
         with threads_for_kernel() if by_kernel else nullcontext():
             for minibatch in minibatches(
                 batch,
@@ -241,6 +235,20 @@ class BatchedPPOLearner(PPOTorchLearner):
         seconds = time.perf_counter() - began
         self.metrics.log_value((ALL_MODULES, LEARN_SECONDS), seconds, reduce="max")
         return self.metrics.reduce()
+
+    def _module_of(self, module_id: str) -> TokenRLModule:
+        """Return a module without the wrapper that synchronizes gradients."""
+        module: TokenRLModule = self.module[module_id].unwrapped()
+        return module
+
+    def _by_kernel(
+        self, module_id: str, tokens: Tokens, *, encoder: bool = False
+    ) -> bool:
+        """Return True if the kernel pools for actor and critic; see `pools`."""
+        module = self._module_of(module_id)
+        return module.actor.pools(tokens, encoder=encoder) and (
+            module.critic is None or module.critic.is_compiled(encoder=encoder)
+        )
 
     @override
     def _update(self, batch: dict[str, Rows], **kwargs: Any) -> list[Microbatch]:
@@ -372,21 +380,23 @@ class BatchedPPOLearner(PPOTorchLearner):
             steps = {key: rows[key] for key in STEP_COLUMNS if key in rows}
             rows, out = existing_steps(rows, steps), existing_steps(rows, out)
         if Columns.VF_PREDS in out:
-            values = module.unwrapped().scaled(out[Columns.VF_PREDS], rows)
+            values = self._module_of(module_id).scaled(out[Columns.VF_PREDS], rows)
         else:
-            values = module.unwrapped().compute_values(rows, out[Columns.EMBEDDINGS])
+            values = self._module_of(module_id).compute_values(
+                rows, out[Columns.EMBEDDINGS]
+            )
         outputs = Outputs(rows, out[Columns.ACTION_DIST_INPUTS], values)
         self._record_distance(module_id, outputs)
         return outputs
 
     def _terms(self, module_id: str, outputs: Outputs) -> PPOTerms:
         config = self.config.get_config_for_module(module_id)
-        actions = self.module[module_id].unwrapped().policy.actions
+        actions = self._module_of(module_id).policy.actions
         return PPOTerms.of(config, actions, *outputs)
 
     def _loss(self, module_id: str, outputs: Outputs) -> Tensor:
         """Compute the mean loss, by the compiled kernel where it fits."""
-        actions = self.module[module_id].unwrapped().policy.actions
+        actions = self._module_of(module_id).policy.actions
         recorded = recorded_steps(outputs.rows, actions)
         if recorded.fits(outputs.logits, outputs.values):
             coefficients = self._coefficients(module_id)
@@ -457,7 +467,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             return
         rows, logits, _ = outputs
         ratio = self._terms(module_id, outputs).ratio
-        actions = self.module[module_id].unwrapped().policy.actions
+        actions = self._module_of(module_id).policy.actions
         kl = kl_divergence(actions, rows[Columns.ACTION_DIST_INPUTS], logits)
         for name, value in (
             (FIRST_RATIO_ERROR, (ratio - 1).abs().max()),
