@@ -285,15 +285,13 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         """Copy the weights of this process's learner, which is always the same one."""
         # Collect the tensors only once, which takes longer than copying them.
         if not self._weights:
-            modules = [
-                (module, learner.module[mid]) for mid, module in self.module.items()
-            ]
             self._weights = [
-                (_tensors(local), _tensors(remote)) for local, remote in modules
+                (_tensors(module), _tensors(learner.module[mid]))
+                for mid, module in self.module.items()
             ]
         with torch.no_grad():
-            for local, remote in self._weights:
-                torch._foreach_copy_(local, remote)
+            for sampling, learning in self._weights:
+                torch._foreach_copy_(sampling, learning)
         self.num_updates = learner.num_updates
 
     @override
