@@ -4,16 +4,16 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from marl_pool.compiled import CompiledTokenPolicy, compile
 from marl_pool.compiled.graph import MOST_STEPS, Capture, StepGraph, capture_on
 from marl_pool.critics.base import Critic
-from marl_pool.envs.base import BatchedEnv, Step
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.contract import (
     Presence,
     checked_observation,
@@ -31,132 +31,25 @@ from marl_pool.perturbations.turns import BEGUN, OwnTurns, flatten, validate_fit
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.policies.masks import validate_masks
 from marl_pool.policies.selection import SelectedTokens
-from marl_pool.tokens import Tokens, like
+from marl_pool.tokens import Tokens
+from marl_pool.trajectory import (
+    Ending,
+    Episodes,
+    FinalObservation,
+    Fragment,
+    Trajectory,
+    Transition,
+    choose_rows,
+    concatenate_rows,
+    index_rows,
+    stack_steps,
+)
 from marl_pool.utils.devices import without_reads
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys
 
 DRAW_SHIFT = 16
 """Bits of the group's number in the key of a perturbation's random stream."""
-
-
-class Transition(NamedTuple):
-    """One step of all environments; dictionaries are by group of agents."""
-
-    env: BatchedEnv
-    """The environments after the step."""
-    tokens: dict[str, Tokens]
-    """Observations of the policies before the step, perturbed."""
-    states: dict[str, State]
-    """States of the policies before the step."""
-    decisions: dict[str, Decision]
-    """Decisions of the policies, with the next states."""
-    step: Step
-    """Rewards and ends of episodes."""
-    executed: dict[str, Tensor]
-    """Actions that the environments took, perturbed, in units of the action space."""
-
-
-class Trajectory(NamedTuple):
-    """Steps of one group of agents; leading dimensions ``(T, num_envs, agents)``.
-
-    A row may hold the end of one episode and the start of the next.
-
-    Attributes:
-        tokens: observations of the policy.
-        actions: in the units of the policy; see `Policy.scale`.
-        log_probs: log-probabilities of the actions.
-        logits: parameters of the action distributions, ``(…, L)``.
-        values: estimated returns of the observations.
-        next_values: estimated returns of the observations after the steps, including
-            those at the end of an episode or of the fragment. Undefined after a
-            termination.
-        rewards: rewards of the steps.
-        terminated: ``(T, num_envs)`` bool, the episode ended in a terminal state.
-        truncated: ``(T, num_envs)`` bool, the episode reached its time limit.
-        active: bool, the agent acted; otherwise it was dead or it was not its turn.
-        next_active: bool, the same for the next step.
-        states: states of the policy when it acted, a pytree; () without a memory.
-        next_alive: bool, the agent was alive after the step; None where all living
-            agents act in all steps.
-        alive: bool, the agent was alive before the step; None where the environment
-            does not distinguish it from ``active``.
-        critic_tokens: what the critic read; None if that is ``tokens``.
-        team: ``(T, num_envs, 1, agents)`` bool, the agents that acted, if the agents
-            of a team are joined; else None.
-    """
-
-    tokens: Tokens
-    actions: Tensor
-    log_probs: Tensor
-    logits: Tensor
-    values: Tensor
-    next_values: Tensor
-    rewards: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    active: Tensor
-    next_active: Tensor
-    states: State = ()
-    next_alive: Tensor | None = None
-    alive: Tensor | None = None
-    critic_tokens: Tokens | None = None
-    team: Tensor | None = None
-
-
-class Episodes(NamedTuple):
-    """Returns and lengths of finished episodes."""
-
-    returns: dict[str, Tensor]
-    """For each group ``(episodes, agents)`` float64, undiscounted."""
-    lengths: Tensor
-    """``(episodes,)`` int64, steps."""
-    attended: dict[str, Tensor]
-    """For each group ``(episodes, agents)`` bool: agents that were ever alive."""
-
-    def means(self) -> dict[str, Tensor]:
-        """Return for each group ``(episodes,)``, the means over agents that attended.
-
-        The mean is 0 where none attended.
-        """
-        return {
-            name: returns.sum(1) / self.attended[name].sum(1).clamp(min=1)
-            for name, returns in self.returns.items()
-        }
-
-
-class _Ending(NamedTuple):
-    """All environments after a step that ended episodes in some, before the reset."""
-
-    time: int
-    """Step of the fragment, from 0."""
-    ended: Tensor
-    """``(num_envs,)`` bool."""
-    tokens: dict[str, Tokens]
-    critic_tokens: dict[str, Tokens]
-    states: dict[str, State]
-    returns: dict[str, Tensor]
-    lengths: Tensor
-    attended: dict[str, Tensor]
-
-
-class _FinalObservation(NamedTuple):
-    """Observation after the last step of an episode or fragment; no action follows it.
-
-    Its value completes `Trajectory.next_values`. Tokens and states, by group, have the
-    batch dimensions ``(rows, agents)``.
-    """
-
-    time: int
-    rows: Tensor
-    """``(rows,)`` int64, the environments concerned."""
-    tokens: dict[str, Tokens]
-    critic_tokens: dict[str, Tokens]
-    states: dict[str, State]
-
-
-_Fragment = tuple[list[dict[str, Trajectory]], list[_Ending]]
-"""Steps by group, and the ends of episodes in between."""
 
 
 class Rollout:
@@ -315,7 +208,7 @@ class Rollout:
             self._finished += episodes
             # The fragment ends here for every environment, in mid-episode or not.
             rows = torch.arange(self.env.num_envs, device=self.env.device)
-            last = _FinalObservation(
+            last = FinalObservation(
                 count - 1, rows, self.tokens, self._critic_tokens(), self.states
             )
             trajectories = {
@@ -349,7 +242,7 @@ class Rollout:
             )
         return trajectories
 
-    def _play(self, count: int) -> _Fragment:
+    def _play(self, count: int) -> Fragment:
         """Take ``count`` steps."""
         if self.uses_graph:
             # Keep earlier finished episodes out of the state that a graph captures.
@@ -360,7 +253,7 @@ class Rollout:
                 self._finished = finished
         return self._play_eagerly(count)
 
-    def _replay(self, count: int) -> _Fragment:
+    def _replay(self, count: int) -> Fragment:
         """Take ``count`` steps by a graph, which the first call captures."""
         length = math.gcd(count, MOST_STEPS)
         # A graph reads the weights from where they were when it was captured.
@@ -375,7 +268,7 @@ class Rollout:
             self._graphs[length] = self._capture(length)
             return fragment
         steps: list[dict[str, Trajectory]] = []
-        endings: list[_Ending] = []
+        endings: list[Ending] = []
         for start in range(0, count, length):
             before = self.state_dict()
             try:
@@ -411,10 +304,10 @@ class Rollout:
         finally:
             self.load_state_dict(before)
 
-    def _play_eagerly(self, count: int) -> _Fragment:
+    def _play_eagerly(self, count: int) -> Fragment:
         self._fix_actors()
         fragment: list[dict[str, Trajectory]] = []
-        endings: list[_Ending] = []
+        endings: list[Ending] = []
         presence = presence_of(self.env)
         for t in range(count):
             # Act on the current observations, and step all environments.
@@ -429,7 +322,7 @@ class Rollout:
             if self.sync_free or ended.any():
                 # Copy the dictionaries, whose entries the reset replaces.
                 observed = self.tokens, self._critic_tokens(), dict(self.states)
-                endings.append(_Ending(t, ended, *observed, *self._totals()))
+                endings.append(Ending(t, ended, *observed, *self._totals()))
                 self._restart(ended)
         return fragment, endings
 
@@ -531,7 +424,7 @@ class Rollout:
             if ended.any():
                 self._played = self._played + ended
                 order.append(positions[ended])
-                parts.append(_index(self._totals(), ended))
+                parts.append(index_rows(self._totals(), ended))
                 over |= ended
                 if over.sum() > idle * len(over) or over.all():
                     positions = positions[~over]
@@ -541,7 +434,7 @@ class Rollout:
                 self._observe()
         # Episodes were recorded as they ended; sort them by position.
         by_position = torch.cat(order).argsort()
-        self._finished.append(_index(_concatenate(parts), by_position))
+        self._finished.append(index_rows(concatenate_rows(parts), by_position))
 
     def pop_finished(self) -> list[Episodes]:
         """Return the episodes that ended since the last call."""
@@ -626,7 +519,7 @@ class Rollout:
         self.states = {name: decision.state for name, decision in decisions.items()}
         for name, where in acting.items():
             old = transition.states[name]
-            self.states[name] = _choose(where, self.states[name], old)
+            self.states[name] = choose_rows(where, self.states[name], old)
         if has_memory:
             self._reset_states_of_newborn(alive, reads=reads)
         # Sum up rewards and steps of the running episodes.
@@ -748,7 +641,7 @@ class Rollout:
             merged = new
         else:
             perceived, new = perturbation(tokens, old)
-            merged = _choose(where, new, old)
+            merged = choose_rows(where, new, old)
         selection = self._selections.get(name)
         if selection is not None and tokens.action_mask is not None:
             # For all environments, even those whose tokens the caller drops.
@@ -859,12 +752,12 @@ class Rollout:
                 tokens, after = self._perturb(name, tokens, where)
                 self.perturbation_states[name] = after
             # Replace the dictionary, which may belong to the environment.
-            tokens = _choose(where, tokens, self.tokens.get(name))
+            tokens = choose_rows(where, tokens, self.tokens.get(name))
             self.tokens = {**self.tokens, name: tokens}
         # Reset the policies' states last: their size may depend on the tokens.
         for name in env.groups:
             start = self._initial_state(name)
-            self.states[name] = _choose(where, start, self.states.get(name))
+            self.states[name] = choose_rows(where, start, self.states.get(name))
 
     def _reset_states_of_newborn(
         self, was_alive: Mapping[str, Tensor], *, reads: bool
@@ -874,7 +767,7 @@ class Rollout:
             newborn = alive & ~was_alive[name]
             if tree_leaves(self.states[name]) and not (reads and not newborn.any()):
                 start = self._initial_state(name)
-                self.states[name] = _choose(newborn, start, self.states[name])
+                self.states[name] = choose_rows(newborn, start, self.states[name])
 
     def _initial_state(self, name: str) -> State:
         group = self.env.groups[name]
@@ -887,10 +780,10 @@ class Rollout:
         """Keep only the environments ``rows``."""
         self.env = self.env.select(rows)
         self.noise = {name: noise.select(rows) for name, noise in self.noise.items()}
-        self.states = _index(self.states, rows)
-        self.perturbation_states = _index(self.perturbation_states, rows)
-        self._returns = _index(self._returns, rows)
-        self._attended = _index(self._attended, rows)
+        self.states = index_rows(self.states, rows)
+        self.perturbation_states = index_rows(self.perturbation_states, rows)
+        self._returns = index_rows(self._returns, rows)
+        self._attended = index_rows(self._attended, rows)
         self._lengths, self._played = self._lengths[rows], self._played[rows]
 
     def _record(
@@ -932,17 +825,17 @@ class Rollout:
         self,
         name: str,
         steps: list[Trajectory],
-        finals: list[_FinalObservation],
-        last: _FinalObservation,
+        finals: list[FinalObservation],
+        last: FinalObservation,
     ) -> Trajectory:
         """Stack a group's steps, and add the values of the observations after them."""
         # Stack field by field: a tree_map over whole steps costs as much again.
-        stacked = Trajectory(*map(_stack, zip(*steps, strict=True)))
+        stacked = Trajectory(*map(stack_steps, zip(*steps, strict=True)))
         ends = [*finals, last]
         critic = self.critics.get(name)
         if critic is None:
-            tokens = _concatenate([end.tokens[name] for end in ends])
-            states = _concatenate([end.states[name] for end in ends])
+            tokens = concatenate_rows([end.tokens[name] for end in ends])
+            states = concatenate_rows([end.states[name] for end in ends])
             values = self.policies[name].value(tokens, states)
         else:
             # One pass for the whole fragment, since no action depends on a value.
@@ -951,7 +844,7 @@ class Rollout:
                 critic_tokens = stacked.tokens
             values = critic(critic_tokens, stacked.active)
             stacked = stacked._replace(values=values)
-            tokens = _concatenate([end.critic_tokens[name] for end in ends])
+            tokens = concatenate_rows([end.critic_tokens[name] for end in ends])
             remain = [stacked.next_active[end.time, end.rows] for end in ends]
             values = critic(tokens, torch.cat(remain))
         # Within an episode the next observation's value is the next step's.
@@ -999,7 +892,7 @@ def _step_numbers(first_steps: Tensor, steps: Trajectory) -> Tensor:
     return times - begins.cummax(0).values
 
 
-def _collect(endings: list[_Ending]) -> tuple[list[_FinalObservation], list[Episodes]]:
+def _collect(endings: list[Ending]) -> tuple[list[FinalObservation], list[Episodes]]:
     """Return the final observations and the episodes that ended, by step."""
     if not endings:
         return [], []
@@ -1010,44 +903,7 @@ def _collect(endings: list[_Ending]) -> tuple[list[_FinalObservation], list[Epis
     finals, episodes = [], []
     for ending, step_rows in zip(endings, rows.split(counts), strict=True):
         if len(step_rows):
-            *observed, returns, lengths, attended = _index(ending[2:], step_rows)
-            finals.append(_FinalObservation(ending.time, step_rows, *observed))
+            *observed, returns, lengths, attended = index_rows(ending[2:], step_rows)
+            finals.append(FinalObservation(ending.time, step_rows, *observed))
             episodes.append(Episodes(returns, lengths, attended))
     return finals, episodes
-
-
-def _choose(where: Tensor | None, new: Any, old: Any) -> Any:
-    """Select the rows ``where`` (None: all) of ``new``, and the others of ``old``."""
-    if where is None:
-        return new
-    return _map(lambda a, b: torch.where(like(where, a), a, b), new, old)
-
-
-def _index(tree: Any, rows: Tensor) -> Any:
-    """Index the leading dimension of every tensor of a pytree."""
-    return _map(lambda tensor: tensor[rows], tree)
-
-
-def _stack(parts: tuple[Any, ...]) -> Any:
-    """Stack the steps of a tensor, of tokens or of another pytree."""
-    if isinstance(parts[0], Tensor):
-        return torch.stack(parts)
-    if parts[0] is None:
-        return None
-    if isinstance(parts[0], Tokens):
-        return Tokens(
-            *map(torch.stack, zip(*(part.parts for part in parts), strict=True))
-        )
-    return tree_map(lambda *leaves: torch.stack(leaves), *parts)
-
-
-def _concatenate(trees: list[Any]) -> Any:
-    """Concatenate pytrees of tensors along the leading dimension."""
-    return _map(lambda *parts: torch.cat(parts), *trees)
-
-
-def _map(function: Callable[..., Tensor], *trees: Any) -> Any:
-    """Apply ``function`` to the tensors of pytrees; an absent mask stays None."""
-    return tree_map(
-        lambda *leaves: None if leaves[0] is None else function(*leaves), *trees
-    )

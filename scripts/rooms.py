@@ -22,6 +22,7 @@ FAMILIES = {
     "#fdeeda": {"runs", "files"},
     "#f3e3ef": {
         "rollout",
+        "trajectory",
         "finite",
         "envs",
         "perturbations",

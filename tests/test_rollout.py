@@ -18,8 +18,9 @@ from marl_pool.perturbations.base import Perturbation, choose
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.policies.random_policy import RandomPolicy
-from marl_pool.rollout import Rollout, Trajectory, Transition, _concatenate, collect
+from marl_pool.rollout import Rollout, collect
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.trajectory import Trajectory, Transition, concatenate_rows
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys
 
@@ -297,7 +298,7 @@ def join(parts: list[dict[str, Trajectory]], name: str) -> Trajectory:
     """Concatenate a group's fragments."""
     fields = [part[name]._asdict() for part in parts]
     columns = {key: [field[key] for field in fields] for key in fields[0]}
-    return Trajectory(**{k: _concatenate(column) for k, column in columns.items()})
+    return Trajectory(**{k: concatenate_rows(column) for k, column in columns.items()})
 
 
 def rollout(

@@ -22,7 +22,8 @@ from marl_pool.perturbations.base import (
     validate_no_ramp,
 )
 from marl_pool.policies.base import Policy
-from marl_pool.rollout import Rollout, Transition
+from marl_pool.rollout import Rollout
+from marl_pool.trajectory import Transition
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 SIMULATORS = 32

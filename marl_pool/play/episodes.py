@@ -13,8 +13,9 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.perturbations.base import ActionSpace, Perturbation, PerturbationState
 from marl_pool.policies.base import Policy, State
-from marl_pool.rollout import Rollout, Transition
+from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, append, identity_origin, take_features
+from marl_pool.trajectory import Transition
 from marl_pool.utils.randomness import Purpose, stream_keys
 
 HAND = "hand"

@@ -11,8 +11,9 @@ from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.evaluation.video.render import first_env
 from marl_pool.policies.base import Policy
-from marl_pool.rollout import Rollout, Transition
+from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, take_features
+from marl_pool.trajectory import Transition
 from marl_pool.utils.errors import UnfitTokensError
 
 CANDIDATES = 16

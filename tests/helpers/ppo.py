@@ -15,13 +15,13 @@ from torch import Tensor
 from helpers.samples import random_actions
 from marl_pool.compiled.ppo import Coefficients
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.rollout import Trajectory
 from marl_pool.runs.run import Run
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.ppo.loss import PPOTerms
 from marl_pool.training.ppo.trajectories import to_episodes
 from marl_pool.training.settings import TrainConfig
+from marl_pool.trajectory import Trajectory
 
 CLOCKS = {"seconds", "sample_seconds", "learn_seconds", "steps_per_second"}
 

@@ -14,8 +14,8 @@ from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.turns import OwnTurns
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.policies.random_policy import RandomPolicy
-from marl_pool.rollout import Transition
 from marl_pool.tokens import Tokens, take_features
+from marl_pool.trajectory import Transition
 
 FOOD = {"choices": "food", "num_agents": 3, "num_food": 3, "max_steps": 12}
 

@@ -33,8 +33,9 @@ from marl_pool.options.types import Options
 from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies.base import Policy, State, head_name
 from marl_pool.pretrained import PREFIX
-from marl_pool.rollout import Rollout, Transition
+from marl_pool.rollout import Rollout
 from marl_pool.tokens import SELF_TYPE, Tokens, identity_origin
+from marl_pool.trajectory import Transition
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import Progress
 

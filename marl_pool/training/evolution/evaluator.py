@@ -15,11 +15,12 @@ from marl_pool.perturbations.base import Perturbation, validate_no_ramp
 from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Agent, Population, load_vector
 from marl_pool.policies.base import Policy
-from marl_pool.rollout import Rollout, Transition
+from marl_pool.rollout import Rollout
 from marl_pool.runs.run import Run
 from marl_pool.training.loop import never
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.training.signals import patience
+from marl_pool.trajectory import Transition
 from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.errors import InputError, StoppedError, described
 

@@ -31,7 +31,7 @@ from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.timeout import REMOTE_LIMIT, limit_calls
 from marl_pool.perturbations import make_perturbation
-from marl_pool.rollout import Rollout, Trajectory
+from marl_pool.rollout import Rollout
 from marl_pool.training.fixed_policies import Fixed, build_fixed
 from marl_pool.training.ppo.batch import Rows, concatenate_rows
 from marl_pool.training.ppo.faults import Failure
@@ -45,6 +45,7 @@ from marl_pool.training.ppo.trajectories import (
     trajectory_rows,
 )
 from marl_pool.training.settings import TrainConfig
+from marl_pool.trajectory import Trajectory
 from marl_pool.utils.devices import torch_threads, without_denormals
 from marl_pool.utils.randomness import process_seed, seed_process
 

@@ -12,8 +12,8 @@ from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from marl_pool.rollout import Trajectory
 from marl_pool.training.ppo.batch import BEGINS, CRITIC_OBS, STATE, Rows, map_rows
+from marl_pool.trajectory import Trajectory
 
 RECORDED = (
     Columns.ACTION_LOGP,

@@ -20,8 +20,9 @@ from marl_pool.pooling.attention import ClsPooling
 from marl_pool.pooling.base import MemoryPooling, Pooling
 from marl_pool.pooling.basic import MaxPooling
 from marl_pool.pooling.multi import MultiPooling
-from marl_pool.rollout import Rollout, Transition
+from marl_pool.rollout import Rollout
 from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.trajectory import Transition
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool_studies.adapool.diagnosis import theory
 

@@ -25,8 +25,9 @@ from marl_pool.envs.cartpole.heuristic import (
     regulator,
 )
 from marl_pool.policies.random_policy import RandomPolicy
-from marl_pool.rollout import Episodes, Rollout
+from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
+from marl_pool.trajectory import Episodes
 from marl_pool.utils.errors import InputError
 
 GOLDEN = GOLDEN_FILES / "cartpole.json"

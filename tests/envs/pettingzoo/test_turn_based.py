@@ -21,13 +21,14 @@ from marl_pool.config import compose
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.envs.pettingzoo.turn_based import CycledAgents
 from marl_pool.policies.random_policy import RandomPolicy
-from marl_pool.rollout import Rollout, Trajectory
+from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
 from marl_pool.training.ppo.trajectories import (
     estimate_advantages,
     own_turns,
     trajectory_rows,
 )
+from marl_pool.trajectory import Trajectory
 from marl_pool.utils.errors import InputError
 
 MODULE = "helpers.turn_based:RandomTurns"

@@ -20,7 +20,7 @@ from helpers.farm import FoxAndHens, policies_of
 from helpers.ppo import episodes_of
 from marl_pool.config import compose
 from marl_pool.policies.actions import log_prob
-from marl_pool.rollout import Rollout, Trajectory
+from marl_pool.rollout import Rollout
 from marl_pool.runs.run import Run
 from marl_pool.training.ppo.batch import (
     VALUE_SCALE,
@@ -31,6 +31,7 @@ from marl_pool.training.ppo.batch import (
 from marl_pool.training.ppo.train import PPOMethod
 from marl_pool.training.ppo.trajectories import estimate_advantages
 from marl_pool.training.settings import PPOSettings, TrainConfig
+from marl_pool.trajectory import Trajectory
 
 
 def trajectory(steps: int = 9) -> tuple[dict[str, Trajectory], Rollout]:
