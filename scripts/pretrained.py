@@ -53,7 +53,7 @@ from marl_pool.policies.storage import (
 from marl_pool.pretrained import CARD, FOLDER, pretrained_names, pretrained_path
 from marl_pool.rollout import Rollout
 from marl_pool.runs.run import Run
-from marl_pool.training.jobs import JOBS
+from marl_pool.training.jobs import JOBS, config_of
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import duration
 from marl_pool.version import commit
@@ -132,7 +132,7 @@ class Stage(NamedTuple):
         if not self.folder.is_dir():
             return False
         run, job = Run.open(self.folder), JOBS[self.verb]
-        return job.logged(run) >= job.total(run.config)
+        return job.logged(run) >= job.total(config_of(run))
 
 
 def trainable() -> list[str]:

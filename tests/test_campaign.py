@@ -32,6 +32,7 @@ from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Sweep
 from marl_pool.training.cloning.clone import clone
 from marl_pool.training.evolution.evolve import evolve
+from marl_pool.training.jobs import config_of
 from marl_pool.training.supervised.fit import fit
 
 pytest.importorskip("cv2")
@@ -102,7 +103,7 @@ def _evaluated(path: Path) -> None:
 
 def make_evolve(path: Path) -> None:
     run = Run.create(path, compose("evolve", EVOLVE), "evolve")
-    evolve(run, run.config)
+    evolve(run, config_of(run))
     run.close()
     _evaluated(path)
 
@@ -110,7 +111,7 @@ def make_evolve(path: Path) -> None:
 def make_clone(path: Path) -> None:
     run = Run.create(path, compose("clone", CLONE), "clone")
     calls = itertools.count()
-    clone(run, run.config, lambda: next(calls) >= 3)
+    clone(run, config_of(run), lambda: next(calls) >= 3)
     run.close()
     _evaluated(path)
 
@@ -118,7 +119,7 @@ def make_clone(path: Path) -> None:
 def make_fit(path: Path) -> None:
     run = Run.create(path, compose("fit", FIT), "fit")
     calls = itertools.count()
-    fit(run, run.config, lambda: next(calls) >= 4)
+    fit(run, config_of(run), lambda: next(calls) >= 4)
     run.close()
     assert (run.path / "networks" / "fold_0.safetensors").is_file()
 
@@ -136,10 +137,10 @@ def make_sweep(path: Path) -> None:
     sweep = Sweep(path, plan.grid, plan.overrides, None, "fit")
     with sweep.lock():
         sweep.write()
+    plan.share(data_dir=str(path.absolute() / "data"))
     for trial in plan.trials:
-        trial.config["data_dir"] = str(path.absolute() / "data")
-        run = Run.create(sweep.run_path(trial), trial.config, "fit")
-        fit(run, run.config)
+        run = Run.create(sweep.run_path(trial), trial.config.plain, "fit")
+        fit(run, config_of(run))
         run.close()
     sweep.write_table(plan.trials, {t.name: "finished" for t in plan.trials})
 

@@ -138,7 +138,7 @@ def _settings(
     suite: str | Mapping[str, Any], config_dir: str | Path | None, **arguments: Any
 ) -> EvaluateSettings:
     """Compose the suite, and check it with the arguments as the command line does."""
-    from marl_pool.config import check, compose_only
+    from marl_pool.config import check_plain, compose_only
 
     if not isinstance(suite, str | Mapping):
         raise InputError(
@@ -152,4 +152,5 @@ def _settings(
             if key not in SUITE_KEYS:
                 raise unknown("key of a suite", str(key), SUITE_KEYS)
         config = {**config, **{key: [] for key in SUITE_KEYS}, **suite}
-    return EvaluateSettings.from_config(check("evaluate", {**config, **arguments}))
+    checked = check_plain("evaluate", {**config, **arguments})
+    return EvaluateSettings.from_config(checked)

@@ -1,21 +1,17 @@
 """Train a new run by PPO from Python, as ``marl-pool train`` does."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.utils.errors import (
-    InputError,
-    StoppedError,
-    explain_missing_modules,
-    validate_ray_for,
-)
+from marl_pool.utils.errors import InputError, StoppedError, explain_missing_modules
 from marl_pool.utils.text import print_line
 
 if TYPE_CHECKING:
     from marl_pool.options.overrides import Override
     from marl_pool.runs.run import Run
+    from marl_pool.training.settings import RunConfig
 
 OnIteration = Callable[["Run", dict[str, float]], Any]
 """Takes the run and the last row of its metrics; a true result stops training."""
@@ -76,8 +72,8 @@ def train(
 
         typed: list[str | Override] = [*overrides, *overrides_of(options)]
         config = compose_run("train", typed, config_dir)
-        config = fitted("train", config, typed, config_dir)
-        with new_run("train", config, run_dir) as run:
+        config = fitted(config, typed, config_dir)
+        with new_run(config, run_dir) as run:
             from marl_pool.evaluation.computing import computing
             from marl_pool.training.jobs import perform
 
@@ -92,13 +88,13 @@ def train(
 
 def compose_run(
     verb: str, overrides: "Sequence[str | Override]", config_dir: str | Path | None
-) -> dict[str, Any]:
-    """Compose and check one configuration.
+) -> "RunConfig":
+    """Compose and check the configuration of one run.
 
     Raises:
         InputError: the configuration is wrong, or it is a grid of several runs.
     """
-    from marl_pool.config import STUDIES, check_composed, compose_only
+    from marl_pool.config import STUDIES, check, compose_only, naming_files
     from marl_pool.config.sections import typed
 
     # A preset may turn out to be a grid.
@@ -106,49 +102,43 @@ def compose_run(
     if verb in STUDIES and "grid" in composed:
         command = f"marl-pool {typed(STUDIES[verb])}"
         raise InputError(f"grid: a grid is many runs; use `{command}`")
-    return check_composed(verb, composed, overrides, config_dir)
+    with naming_files(overrides, config_dir):
+        return check(verb, composed, overrides)
 
 
 def fitted(
-    verb: str,
-    config: Mapping[str, Any],
+    config: "RunConfig",
     overrides: "Sequence[str | Override]",
     config_dir: str | Path | None,
-) -> dict[str, Any]:
+) -> "RunConfig":
     """Round up a batch size that the user did not set, and print it (`fit_batch`)."""
-    if verb != "train":
-        return dict(config)
     from marl_pool.config import fit_batch
 
-    fit, lines = fit_batch(verb, config, overrides, config_dir)
+    fit, lines = fit_batch(config.verb, config, overrides, config_dir)
     for line in lines:
         print_line(line)
     return fit
 
 
 @contextmanager
-def new_run(
-    verb: str, config: Mapping[str, Any], path: str | Path | None
-) -> Iterator["Run"]:
+def new_run(config: "RunConfig", path: str | Path | None) -> Iterator["Run"]:
     """Create a run's folder; discard it if the block fails before it wrote anything.
 
     Args:
-        verb: the command that creates the run.
         config: composed and checked configuration.
         path: the folder; None chooses a new one in ``runs/``.
     """
-    validate_ray_for(verb, config)
     from marl_pool.runs.mirrored import validate_new
     from marl_pool.runs.run import Run, default_path
     from marl_pool.training.callbacks import callback_classes
-    from marl_pool.training.jobs import JOBS
+    from marl_pool.training.jobs import validate_ray_for
 
-    settings = JOBS[verb].config.from_plain(config)
-    callback_classes(settings.callbacks)
-    folder = Path(path or default_path(config))
-    validate_new(folder, settings.storage)
+    validate_ray_for(config)
+    callback_classes(config.callbacks)
+    folder = Path(path or default_path(config.plain))
+    validate_new(folder, config.storage)
     is_first = not folder.parent.exists()
-    run = Run.create(folder, config, verb)
+    run = Run.create(folder, config.plain, config.verb)
     try:
         yield run
     except StoppedError:

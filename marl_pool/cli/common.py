@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.api.train import compose_run
 from marl_pool.cli.arguments import KEY_FLAGS
 from marl_pool.files.hub import is_hub
 from marl_pool.options import names
@@ -23,14 +22,21 @@ if TYPE_CHECKING:
 
 def composed(arguments: Namespace, overrides: list[str]) -> dict[str, Any] | None:
     """Compose and check a configuration; with ``--cfg``, print it and return None."""
+    from marl_pool.config import compose
+
     verb, folder = arguments.verb, arguments.config_dir
-    checked = compose_run(verb, [*overrides, *flags_as_keys(arguments)], folder)
+    config = compose(verb, [*overrides, *flags_as_keys(arguments)], folder)
     if not arguments.cfg:
-        return checked
+        return config
+    print_config(verb, config, folder)
+    return None
+
+
+def print_config(verb: str, config: Mapping[str, Any], config_dir: Path | None) -> None:
+    """Print a checked configuration as YAML with comments."""
     from marl_pool.config import commented
 
-    print(commented(verb, checked, folder), end="")
-    return None
+    print(commented(verb, config, config_dir), end="")
 
 
 @contextmanager

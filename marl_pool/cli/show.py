@@ -90,13 +90,13 @@ def _row(path: Path, folder: Path) -> list[str]:
 
 def _progress(run: "Run") -> tuple[int, int, str]:
     """Return the training done, the total and their unit; zeros without training."""
-    from marl_pool.training.jobs import JOBS
+    from marl_pool.training.jobs import JOBS, config_of
 
     if run.verb not in JOBS:
         return 0, 0, ""
     job = JOBS[run.verb]
     try:
-        return job.logged(run), job.total(run.config), job.unit
+        return job.logged(run), job.total(config_of(run)), job.unit
     except (TypeError, KeyError, AttributeError) as error:  # of another version
         raise InputError(f"{run.path}: its configuration is not complete") from error
 

@@ -43,12 +43,14 @@ def check_env(arguments: Namespace, overrides: list[str]) -> int:
                 "check-env: expected env=NAME, env.KEY=… or env_timeout=SECONDS, got "
                 f"{text!r}"
             )
-    composed = compose_run("train", overrides, None)
+    config = compose_run("train", overrides, None)
     from marl_pool.envs.checks import check_env
     from marl_pool.envs.timeout import limit_calls
+    from marl_pool.training.settings import TrainConfig
 
-    with limit_calls(composed["env_timeout"] or CHECK_SECONDS):
-        findings = check_env(**composed["env"])
+    assert isinstance(config, TrainConfig)
+    with limit_calls(config.env_timeout or CHECK_SECONDS):
+        findings = check_env(**config.env)
     rules: dict[str, str] = {}
     for name, problem in findings.items():
         # One problem can break many rules: describe it once.

@@ -10,17 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.api.train import fitted, new_run
+from marl_pool.api.train import compose_run, fitted, new_run
 from marl_pool.cli import common
 from marl_pool.files.hub import is_hub
 from marl_pool.options.names import allowed, trust
-from marl_pool.utils.errors import InputError, validate_module, validate_ray_for
+from marl_pool.utils.errors import InputError, validate_module
 from marl_pool.utils.text import print_line, quoted
 
 if TYPE_CHECKING:
     from marl_pool.runs.run import Run
     from marl_pool.runs.sweep import Sweep
     from marl_pool.training.jobs import Job
+    from marl_pool.training.settings import RunConfig
     from marl_pool.training.sweep.plan import Plan
 
 UNFINISHED = 75
@@ -29,18 +30,19 @@ UNFINISHED = 75
 
 def train(arguments: Namespace, overrides: list[str]) -> int:
     """Train a new run; in the dry run of a fit, only estimate its cost."""
-    verb = arguments.verb
-    config = common.composed(arguments, overrides)
-    if config is None:
-        return 0
     typed = [*overrides, *common.flags_as_keys(arguments)]
-    config = fitted(verb, config, typed, arguments.config_dir)
-    if verb == "fit" and arguments.dry_run:
+    config = compose_run(arguments.verb, typed, arguments.config_dir)
+    if arguments.cfg:
+        common.print_config(arguments.verb, config.plain, arguments.config_dir)
+        return 0
+    config = fitted(config, typed, arguments.config_dir)
+    from marl_pool.training.supervised.settings import FitConfig
+
+    if isinstance(config, FitConfig) and arguments.dry_run:
         from marl_pool.training.supervised.fit import price
-        from marl_pool.training.supervised.settings import FitConfig
 
         with tempfile.TemporaryDirectory() as folder:
-            print(price(FitConfig.from_plain(config), Path(folder)))
+            print(price(config, Path(folder)))
         return 0
     or_resume = arguments.or_resume
     if or_resume:
@@ -50,10 +52,10 @@ def train(arguments: Namespace, overrides: list[str]) -> int:
             raise InputError(
                 "--or-resume: expected --run-dir DIR, the folder of the run"
             )
-        if run_to_resume := begun(Path(arguments.run_dir), verb, config):
+        if run_to_resume := begun(Path(arguments.run_dir), config):
             status = _continue(run_to_resume, config)
             return status or _unfinished(run_to_resume, config)
-    with new_run(verb, config, arguments.run_dir) as run:
+    with new_run(config, arguments.run_dir) as run:
         status = _run_training(run, config)
         return status or (_unfinished(run, config) if or_resume else 0)
 
@@ -74,20 +76,19 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     if arguments.cfg:
         study = config.STUDIES[verb]
         composed = config.compose_only(study, plan.overrides, folder)
-        checked = config.check(study, {**composed, "grid": plan.grid})
-        print(config.commented(study, checked, folder), end="")
+        checked = config.check_plain(study, {**composed, "grid": plan.grid})
+        common.print_config(study, checked, folder)
         return 0
     # Choose a folder without an earlier sweep.
     first = plan.examples[0].config
-    label = (first.get("env") or first["task"])["name"].rpartition(":")[2]
-    path = arguments.sweep_dir or default_path(label)
+    path = arguments.sweep_dir or default_path(first.plain)
     if arguments.or_resume and arguments.sweep_dir is None:
         raise InputError("--or-resume: expected --sweep-dir DIR, the sweep's folder")
     if arguments.or_resume and not arguments.dry_run:
         from marl_pool.runs.mirrored import restore_sweep
 
         # Without a folder, the sweep is restored from its mirror.
-        restore_sweep(Path(path), first.get("storage"))
+        restore_sweep(Path(path), first.storage)
     if arguments.or_resume and Sweep.is_at(path):
         old_sweep = _same_sweep(Sweep.open(path), plan, verb)
         return _run_sweep(old_sweep, plan, arguments.dry_run, or_resume=True)
@@ -100,7 +101,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     if not arguments.dry_run:
         from marl_pool.runs.mirrored import validate_new
 
-        validate_new(new_sweep.path, first.get("storage"))
+        validate_new(new_sweep.path, first.storage)
     return _run_sweep(new_sweep, plan, arguments.dry_run, or_resume=arguments.or_resume)
 
 
@@ -135,6 +136,7 @@ def _run_sweep(
     sweep: "Sweep", plan: "Plan", dry_run: bool = False, *, or_resume: bool = False
 ) -> int:
     from marl_pool.runs.sweep import TRIALS, stopped_early
+    from marl_pool.training.jobs import config_of
     from marl_pool.training.sweep.plan import prepared
 
     with prepared(sweep, plan, dry_run):
@@ -147,7 +149,7 @@ def _run_sweep(
         except KeyboardInterrupt as error:
             if not sweep.is_at(sweep.path):
                 raise
-            configs = (trial.config for trial in plan.trials)
+            configs = (trial.config.plain for trial in plan.trials)
             return common.stopped(error, sweep.path, *configs)
     # Report the results and the failures.
     if not dry_run:
@@ -169,7 +171,7 @@ def _run_sweep(
     ended = stopped_early(sweep.proposals())
     tried = [trial for trial in plan.trials if trial.name not in ended]
     runs = map(sweep.run, tried if or_resume else [])
-    done = all(run is not None and _is_finished(run, run.config) for run in runs)
+    done = all(run is not None and _is_finished(run, config_of(run)) for run in runs)
     return 0 if done else UNFINISHED
 
 
@@ -208,14 +210,14 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
     with trust(allowed(), run.path, config=run.config):
         with common.naming_file(run.path / CONFIG):
             # Complete a configuration from an earlier version, since `Job` reads it.
-            complete = check(run.verb, run.config)
+            complete = check(run.verb, run.config).plain
             _validate_same_network(run.config, complete)
         run.config = complete
         config = check(run.verb, assign(run.config, overrides))
         return _continue(run, config)
 
 
-def _continue(run: "Run", config: dict[str, Any]) -> int:
+def _continue(run: "Run", config: "RunConfig") -> int:
     """Continue a run from its newest checkpoint."""
     # A raised limit adds training; otherwise the run may be complete.
     if _is_finished(run, config):
@@ -224,15 +226,16 @@ def _continue(run: "Run", config: dict[str, Any]) -> int:
         amount = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
         print(f"{run.path}: {amount} are done; nothing to do")
         # Upload what its mirror lacks.
-        storage = config.get("storage")
-        if storage is None:
+        if config.storage is None:
             return 0
         from marl_pool.runs.mirrored import mirrored
 
-        with run.lock(), mirrored(run, storage) as mirror:
+        with run.lock(), mirrored(run, config.storage) as mirror:
             pass
         return _mirror_status(mirror.problem if mirror else "")
-    validate_ray_for(run.verb, config)
+    from marl_pool.training.jobs import validate_ray_for
+
+    validate_ray_for(config)
     return _run_training(run, config)
 
 
@@ -299,17 +302,17 @@ def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:
             )
 
 
-def _is_finished(run: "Run", config: Mapping[str, Any]) -> bool:
+def _is_finished(run: "Run", config: "RunConfig") -> bool:
     job = _job(run.verb)
     return job.saved(run) >= job.total(config)
 
 
-def _unfinished(run: "Run", config: Mapping[str, Any]) -> int:
+def _unfinished(run: "Run", config: "RunConfig") -> int:
     """Return the exit status that tells a job whether to try again."""
     return 0 if _is_finished(run, config) else UNFINISHED
 
 
-def _run_training(run: "Run", config: dict[str, Any]) -> int:
+def _run_training(run: "Run", config: "RunConfig") -> int:
     from marl_pool.training.jobs import perform
 
     job, began = _job(run.verb), time.monotonic()
@@ -318,11 +321,10 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
     except KeyboardInterrupt as error:
         if run.is_unused:
             raise  # there is nothing to resume
-        return common.stopped(error, run.path, config)
+        return common.stopped(error, run.path, config.plain)
     # A time limit ends a run early, and a resume continues it.
-    limit = config.get("time_limit")
-    if limit is not None and not _is_finished(run, config):
-        command = common.resume_command(run.path, config)
+    if config.time_limit is not None and not _is_finished(run, config):
+        command = common.resume_command(run.path, config.plain)
         print_line(f"time_limit is over; resume with: {command}")
     # Print what exists: a fit has results in place of a policy.
     results = [run.path / job.result] if job.result else []

@@ -2,10 +2,11 @@
 
 from marl_pool.config.batch import fit_batch as fit_batch
 from marl_pool.config.checks import check as check
+from marl_pool.config.checks import check_plain as check_plain
 from marl_pool.config.compose import assign as assign
-from marl_pool.config.compose import check_composed as check_composed
 from marl_pool.config.compose import compose as compose
 from marl_pool.config.compose import compose_only as compose_only
+from marl_pool.config.compose import naming_files as naming_files
 from marl_pool.config.describe import commented as commented
 from marl_pool.config.grid import STUDIES as STUDIES
 from marl_pool.config.grid import plan_grid as plan_grid

@@ -1,12 +1,12 @@
 """The batch of PPO, fitted to the agents if the user did not set its size."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from marl_pool.config.compose import Config, Origin, origin
+from marl_pool.config.compose import Origin, origin
 from marl_pool.options.overrides import Override
-from marl_pool.training.settings import TrainConfig
+from marl_pool.training.settings import RunConfig, TrainConfig
 from marl_pool.utils.errors import InputError
 
 BATCH, MINIBATCH = "ppo.batch_size", "ppo.minibatch_size"
@@ -14,10 +14,10 @@ BATCH, MINIBATCH = "ppo.batch_size", "ppo.minibatch_size"
 
 def fit_batch(
     verb: str,
-    config: Mapping[str, Any],
+    config: RunConfig,
     overrides: Sequence[str | Override],
     config_dir: str | Path | None = None,
-) -> tuple[Config, list[str]]:
+) -> tuple[RunConfig, list[str]]:
     """Round up a batch size that only the package's defaults or presets have set.
 
     Args:
@@ -30,34 +30,34 @@ def fit_batch(
         The configuration, and a line about each size that differs from its preset. A
         configuration with other faults is returned as it is.
     """
-    fitted, lines = dict(config), list[str]()
-    if "ppo" not in fitted:
-        return fitted, lines
-    sizes = fitted["ppo"] = dict(fitted["ppo"])
+    lines = list[str]()
+    if not isinstance(config, TrainConfig):
+        return config, lines
+    ppo = config.ppo
 
     def origin_of(key: str) -> Origin:
         return origin(verb, key, overrides, config_dir)
 
     minibatch = origin_of(MINIBATCH)
-    if minibatch.option and minibatch.value not in (None, sizes["minibatch_size"]):
+    if minibatch.option and minibatch.value not in (None, ppo.minibatch_size):
         lines.append(
             f"{MINIBATCH}: {minibatch.value} of {minibatch.option} becomes "
-            f"{sizes['minibatch_size']}, the whole batch"
+            f"{ppo.minibatch_size}, the whole batch"
         )
     batch = origin_of(BATCH)
     if not batch.option:
-        return fitted, lines
+        return config, lines
     from marl_pool.envs.description import describe_env  # loads torch
 
     try:
-        run_config = TrainConfig.from_plain(config)
-        unit = run_config.batch_unit(describe_env(run_config.env))
+        unit = config.batch_unit(describe_env(config.env))
     except InputError:
-        return fitted, lines
-    if unit and (shortfall := -sizes["batch_size"] % unit):
-        sizes["batch_size"] += shortfall
+        return config, lines
+    if unit and (shortfall := -ppo.batch_size % unit):
+        size = ppo.batch_size + shortfall
+        config = replace(config, ppo=replace(ppo, batch_size=size))
         lines.append(
-            f"{BATCH}: {batch.value} of {batch.option} becomes {sizes['batch_size']}, "
+            f"{BATCH}: {batch.value} of {batch.option} becomes {size}, "
             f"a multiple of {unit} (ppo.num_envs × runners × agents that learn)"
         )
-    return fitted, lines
+    return config, lines

@@ -31,10 +31,19 @@ from marl_pool.options.signatures import (
     unknown_key,
 )
 from marl_pool.options.types import UnitInterval
+from marl_pool.training.jobs import JOBS
+from marl_pool.training.settings import RunConfig
 from marl_pool.utils.errors import InputError
 
 
 def check(
+    verb: str, config: Mapping[str, Any], overrides: Sequence[str | Override] = ()
+) -> RunConfig:
+    """Check the composed configuration of a run as `check_plain` does, and type it."""
+    return JOBS[verb].config.from_plain(check_plain(verb, config, overrides))
+
+
+def check_plain(
     verb: str, config: Mapping[str, Any], overrides: Sequence[str | Override] = ()
 ) -> dict[str, Any]:
     """Check a composed configuration and fill in the defaults.

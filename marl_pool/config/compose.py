@@ -10,7 +10,7 @@ composed; the check that follows compares it with the signature.
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from omegaconf.errors import (
 )
 from pydantic_core import to_jsonable_python
 
-from marl_pool.config.checks import check
+from marl_pool.config.checks import check_plain
 from marl_pool.config.sections import (
     DEFAULTS_KEY,
     NONE,
@@ -85,18 +85,17 @@ def compose(
         InputError: bad syntax, an unknown option or key, a wrong type or range.
     """
     composed = compose_only(verb, overrides, config_dir)
-    return check_composed(verb, composed, overrides, config_dir)
+    with naming_files(overrides, config_dir):
+        return check_plain(verb, composed, overrides)
 
 
-def check_composed(
-    verb: str,
-    composed: Mapping[str, Any],
-    overrides: Sequence[str | Override],
-    config_dir: str | Path | None,
-) -> Config:
-    """Check the result of `compose_only`; messages name the user's own files."""
+@contextmanager
+def naming_files(
+    overrides: Sequence[str | Override], config_dir: str | Path | None
+) -> Iterator[None]:
+    """Name the user's own files where a configuration composed with them is wrong."""
     try:
-        return check(verb, composed, overrides)
+        yield
     except names.UntrustedError:
         raise
     except InputError as error:

@@ -20,13 +20,12 @@ from marl_pool.runs.sweep import (
     UNIFORM,
     Grid,
     Space,
-    Trial,
     naming,
     trial_name,
 )
 from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.settings import SweepSettings
-from marl_pool.training.sweep.plan import MakeTrial, Plan, SearchPlan
+from marl_pool.training.sweep.plan import MakeTrial, Plan, PlannedTrial, SearchPlan
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import print_line
 
@@ -92,8 +91,9 @@ def plan_grid(
         values = dict(zip(grid, combination, strict=True))
         trial = make(trial_name(values), values)
         # Two spellings of one configuration are the same run.
-        env = trial.config.get("env")
-        expanded = {**trial.config, "env": env and expand_counts(env)}
+        expanded = trial.config.plain
+        if "env" in expanded:
+            expanded["env"] = expand_counts(expanded["env"])
         content = json.dumps(expanded, sort_keys=True)
         first = names.setdefault(content, trial.name)
         if first != trial.name:
@@ -162,7 +162,7 @@ def _composer(
     settings = SweepSettings(**plain)
     printed_lines = set[str]()  # what applies to many trials is printed once
 
-    def make(name: str, values: Mapping[str, Any]) -> Trial:
+    def make(name: str, values: Mapping[str, Any]) -> PlannedTrial:
         overrides = [Override(key, [value]) for key, value in values.items()]
         with naming(name):
             config = compose_only(study, [*fixed, *overrides], config_dir)
@@ -176,7 +176,7 @@ def _composer(
                 if line not in printed_lines:
                     print_line(line)
                 printed_lines.add(line)
-            return Trial(name, dict(values), with_absolute_folders(fit))
+            return PlannedTrial(name, dict(values), with_absolute_folders(fit))
 
     return settings, make
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 from pydantic import Field
@@ -53,18 +53,17 @@ LOG_UNIFORM, INT_UNIFORM = "log_uniform", "int_uniform"
 PROPOSALS = "proposals.yaml"
 
 
-class Trial(NamedTuple):
+@dataclass(frozen=True)
+class Trial:
     """One run of a sweep.
 
     Attributes:
         name: name of its folder.
         values: value of each swept key, in the order of the grid.
-        config: checked configuration of the run, as plain data.
     """
 
     name: str
     values: dict[str, Any]
-    config: dict[str, Any]
 
 
 @dataclass
@@ -276,8 +275,9 @@ def stopped_early(proposals: Sequence[Proposal]) -> set[str]:
     }
 
 
-def default_path(label: str) -> Path:
-    """Return ``sweeps/<date-time>-<label>`` for a new sweep."""
+def default_path(config: Mapping[str, Any]) -> Path:
+    """Return ``sweeps/<date-time>-<env or task>`` for a new sweep of such runs."""
+    label = (config.get("env") or config["task"])["name"].rpartition(":")[2]
     return Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}"
 
 

@@ -3,20 +3,21 @@
 import os
 import pkgutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from marl_pool.files.hub import is_hub
 from marl_pool.options.signatures import show
 from marl_pool.pretrained import PREFIX
 from marl_pool.runs.run import CONFIG, Run
 from marl_pool.training.cloning.settings import CloneConfig
-from marl_pool.training.settings import EvolveConfig, TrainConfig
+from marl_pool.training.settings import EvolveConfig, RunConfig, TrainConfig
 from marl_pool.training.supervised.results import FILE
 from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, validate_module
 
+AnyConfig = TypeVar("AnyConfig", bound=RunConfig)
 Row = Mapping[str, Any]
 """Row of ``metrics.csv``."""
 
@@ -26,25 +27,21 @@ class Job:
     """Training of the runs that a verb creates."""
 
     function: str
-    """``module:function``, called with the run, its configuration as plain data and, by
-    keyword, ``should_stop``. The latter is called before each iteration; True saves the
-    run and ends it."""
-    config: type[Any]
-    """Class of the typed configuration, a `RunConfig`."""
+    """``module:function``, called with the run, its configuration and, by keyword,
+    ``should_stop``. The latter is called before each iteration; True saves the run and
+    ends it."""
+    config: type[RunConfig]
+    """Class of the configuration."""
     unit: str
     """Unit of the amount of training, such as steps."""
     count: Callable[[Row, Any], int]
     """Amount up to a row, from the row and the configuration."""
-    limit: Callable[[Any], int]
+    total: Callable[[Any], int]
     """Amount of a whole run, from the configuration."""
     controls: tuple[str, ...]
     """Keys, and sections of keys, that ``resume`` may change."""
     result: str = ""
     """File that marks a run as finished; empty if the count decides."""
-
-    def total(self, config: Mapping[str, Any]) -> int:
-        """Return the amount of a whole run with this configuration."""
-        return self.limit(self.config.from_plain(config))
 
     def saved(self, run: Run) -> int:
         """Return the amount up to the checkpoint from which a run is resumed."""
@@ -60,8 +57,8 @@ class Job:
         return self._counted(run, rows[-1] if rows else None)
 
     def _counted(self, run: Run, row: Row | None) -> int:
-        config = self.config.from_plain(run.config)
-        total = self.limit(config)
+        config = config_of(run)
+        total = self.total(config)
         if self.result and (run.path / self.result).is_file():
             return total
         count = self.count(row, config) if row else 0
@@ -136,7 +133,23 @@ RUN_CONTROL = ("threads", "kernels", "data_dir", "download")
 """Keys that a resumed trial may change, besides its verb's `Job.controls`."""
 
 
-def begun(path: Path, verb: str, config: dict[str, Any]) -> Run | None:
+def config_of(run: Run) -> RunConfig:
+    """Return a run's configuration; keys that an earlier version lacked have defaults.
+
+    Raises:
+        TypeError: a section is missing, or has a key that this version lacks.
+    """
+    return JOBS[run.verb].config.from_plain(run.config)
+
+
+def validate_ray_for(config: RunConfig) -> None:
+    """Reject a run that needs ray if ray is not installed."""
+    has_workers = isinstance(config, EvolveConfig) and config.resources.num_workers
+    if isinstance(config, TrainConfig) or has_workers:
+        validate_module("ray")
+
+
+def begun(path: Path, config: RunConfig) -> Run | None:
     """Open the run that an earlier attempt began, or return None.
 
     If the disk has none, the run is restored from its mirror.
@@ -146,20 +159,20 @@ def begun(path: Path, verb: str, config: dict[str, Any]) -> Run | None:
     """
     from marl_pool.runs.mirrored import restore
 
-    restore(path, config.get("storage"))
+    restore(path, config.storage)
     if not (path / CONFIG).is_file():
         return None
     run = Run.open(path)
-    validate_same(run, verb, config)
+    validate_same(run, config)
     return run
 
 
-def perform(run: Run, config: Mapping[str, Any], **options: Any) -> str:
+def perform(run: Run, config: RunConfig, **options: Any) -> str:
     """Continue a run from its newest checkpoint, under the run's lock.
 
     Args:
         run: run that receives the results.
-        config: checked configuration, as plain data.
+        config: checked configuration.
         options: keyword arguments of `Job.function`, such as ``should_stop``.
 
     Returns:
@@ -168,7 +181,7 @@ def perform(run: Run, config: Mapping[str, Any], **options: Any) -> str:
     from marl_pool.runs.mirrored import mirrored
 
     try:
-        with run.lock(), mirrored(run, config.get("storage")) as mirror:
+        with run.lock(), mirrored(run, config.storage) as mirror:
             # Resolved late, since it may load torch and ray.
             train = pkgutil.resolve_name(JOBS[run.verb].function)
             train(run, config, **options)
@@ -177,15 +190,19 @@ def perform(run: Run, config: Mapping[str, Any], **options: Any) -> str:
     return mirror.problem if mirror else ""
 
 
-def validate_same(run: Run, verb: str, config: dict[str, Any]) -> None:
+def validate_same(run: Run, config: RunConfig) -> None:
     """Reject a run of another verb or with other settings.
 
     Keys that a resumed run may change are not compared.
     """
+    verb = config.verb
     if run.verb != verb:
         raise InputError(f"{run.path}: expected a run of {verb}, got one of {run.verb}")
     ignored = {*RUN_CONTROL, *JOBS[verb].controls}
-    expected, actual = map(with_absolute_folders, (config, run.config))
+    # Compare as stored: a key that an earlier version lacked has no default here.
+    expected, actual = (
+        {**plain, **_absolute_folders(plain)} for plain in (config.plain, run.config)
+    )
     if changed := differences(expected, actual, ignored):
         raise InputError(f"{run.path}: {'; '.join(changed)}")
 
@@ -209,19 +226,21 @@ def differences(
     ]
 
 
-def with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_absolute_folders(config: AnyConfig) -> AnyConfig:
     """Make folders of saved policies absolute, to resume from any directory."""
-    result = dict(config)
-    if fixed := config.get("fixed"):
-        result["fixed"] = {group: _absolute(source) for group, source in fixed.items()}
-    for key in ("teacher", "init"):
-        if source := config.get(key):
-            result[key] = _absolute(source)
-    return result
+    return replace(config, **_absolute_folders(vars(config)))
 
 
-def _absolute(source: str) -> str:
+def _absolute_folders(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that name folders of saved policies, made absolute."""
+    sources = {key: settings.get(key) for key in ("teacher", "init", "fixed")}
+    return {key: _absolute(source) for key, source in sources.items() if source}
+
+
+def _absolute(source: Any) -> Any:
     """Return the absolute path of a folder that may be gone; leave names unchanged."""
+    if isinstance(source, Mapping):
+        return {group: _absolute(path) for group, path in source.items()}
     if source in STARTS or source.startswith(PREFIX) or is_hub(source):
         return source
     from marl_pool.envs.scripted import is_scripted  # loads torch

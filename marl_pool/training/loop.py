@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -151,19 +151,14 @@ class TrainingLoop:
 
     Args:
         run: run that receives metrics, checkpoints and the best policy.
-        config: typed configuration of the run.
-        plain: the same configuration as plain data, stored in ``config.yaml``.
+        config: configuration of the run.
         should_stop: called before each iteration; True saves the run and ends it.
     """
 
     def __init__(
-        self,
-        run: Run,
-        config: RunConfig,
-        plain: Mapping[str, Any],
-        should_stop: Callable[[], bool],
+        self, run: Run, config: RunConfig, should_stop: Callable[[], bool]
     ) -> None:
-        self.run, self.config, self.plain = run, config, plain
+        self.run, self.config = run, config
         self.should_stop, self.stopping, self.has_stepped = should_stop, False, False
         self.has_logged = False
         self.iteration, self.began = 0, 0.0
@@ -230,8 +225,8 @@ class TrainingLoop:
         if checkpoint is not None:
             self._report_changes(checkpoint)
         # The parts fit each other, so store the configuration of this session.
-        if self.plain != self.run.config:
-            self.run.write_config(self.plain)
+        if self.config.plain != self.run.config:
+            self.run.write_config(self.config.plain)
 
         # The start of processes counts towards the time limit.
         self.began = time.monotonic()

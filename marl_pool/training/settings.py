@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_type_hints
 
 from pydantic import Field
+from pydantic_core import to_jsonable_python
 
 from marl_pool.options.types import (
     Device,
@@ -114,9 +115,11 @@ class CheckpointSettings:
 class RunConfig:
     """Settings of a run of any kind, and base of the typed configurations.
 
-    A run converts the checked plain data of its ``config.yaml`` once, at its start.
+    Keyword-only fields are sections.
     """
 
+    verb: ClassVar[str]
+    """Command that creates such a run."""
     seed: Seed = 0
     """Seed of environments, initial weights and every other random choice."""
     time_limit: PositiveFloat | None = None
@@ -139,13 +142,20 @@ class RunConfig:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Convert checked plain data, as in ``run.config``."""
+        """Convert checked plain data, as in ``run.config``; the inverse of `plain`."""
         hints, values = get_type_hints(cls), dict[str, Any]()
         for name in (f.name for f in fields(cls) if f.name in plain):
             hint, value = hints[name], plain[name]
             is_section = hint is Options or is_dataclass(hint)
             values[name] = hint(**value) if is_section else value
         return cls(**values)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Plain data, as in ``config.yaml``: sections first, then settings."""
+        values = to_jsonable_python(self)
+        ordered = sorted(fields(self), key=lambda item: not item.kw_only)
+        return {item.name: values[item.name] for item in ordered}
 
 
 @dataclass(frozen=True)
@@ -203,13 +213,14 @@ class TrainSettings(EpisodeRunConfig):
 class TrainConfig(TrainSettings):
     """Configuration of a PPO run."""
 
+    verb = "train"
     env: Options
     encoder: Options
     pooling: Options
     policy: Options
+    critic: Options = field(default_factory=lambda: Options(name="own"))
     ppo: PPOSettings
     perturbation: Options
-    critic: Options = field(default_factory=lambda: Options(name="own"))
 
     def batch_unit(self, env: "EnvDescription") -> int:
         """Return the number of agents that learn in one step of all environments.
@@ -279,6 +290,7 @@ class EvolveSettings(EpisodeRunConfig):
 class EvolveConfig(EvolveSettings):
     """Configuration of an evolution run."""
 
+    verb = "evolve"
     env: Options
     policy: Options
     evolution: Options

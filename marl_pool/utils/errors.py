@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -198,12 +198,6 @@ def explain_missing_modules() -> Iterator[None]:
         if module not in EXTRAS:
             raise
         raise InputError(install_hint(module)) from error
-
-
-def validate_ray_for(verb: str, config: Mapping[str, Any]) -> None:
-    """Reject a run that needs ray if ray is not installed."""
-    if verb == "train" or config.get("resources", {}).get("num_workers"):
-        validate_module("ray")
 
 
 def validate_module(module: str) -> None:

@@ -13,6 +13,7 @@ from benchmarks.learning import median_of, reach
 from marl_pool.config import compose
 from marl_pool.runs.run import Run
 from marl_pool.training.cloning.clone import clone
+from marl_pool.training.cloning.settings import CloneConfig
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def imitate(
                 result = seconds, int(rows[-1]["batches"])
             return result is not None or seconds >= limit
 
-        clone(run, config, should_stop)
+        clone(run, CloneConfig.from_plain(config), should_stop)
         run.close()
     print(f"  seed {seed}: {result}", file=sys.stderr, flush=True)
     return result

@@ -32,7 +32,7 @@ def trained(monkeypatch, tmp_path) -> list[dict[str, Any]]:
     """Configurations passed to training, which is replaced and does nothing."""
     monkeypatch.chdir(tmp_path)
     configs: list[dict[str, Any]] = []
-    replace_training(monkeypatch, lambda run, config: configs.append(config))
+    replace_training(monkeypatch, lambda run, config: configs.append(config.plain))
     return configs
 
 

@@ -19,6 +19,7 @@ from marl_pool.cli import main as cli
 from marl_pool.cli.help import HELP
 from marl_pool.config import compose
 from marl_pool.runs.run import Run
+from marl_pool.training.settings import CheckpointSettings
 from marl_pool.utils.errors import StoppedError
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -160,8 +161,8 @@ def run_folder(tmp_path):
 
 def test_train_makes_a_run_and_prints_where_it_is(capsys, provide):
     def train(run, config):
-        assert config == run.config == Run.open(run.path).config
-        assert config["env"]["num_noise"] == 3
+        assert config.plain == run.config == Run.open(run.path).config
+        assert config.env["num_noise"] == 3
         run.metrics_path.touch()
 
     provide("marl_pool.training.ppo", train=train)
@@ -251,7 +252,7 @@ def test_the_same_command_starts_and_continues_a_run(capsys, provide, refused):
     sessions = []
 
     def train(run, config):
-        sessions.append((run.is_unused, config["total_steps"], config["time_limit"]))
+        sessions.append((run.is_unused, config.total_steps, config.time_limit))
         number = len(sessions)
         run.resume_at(number - 1)
         run.log({"iteration": number, "env_steps": 100 * number})
@@ -293,8 +294,8 @@ def test_resume_takes_run_control(provide, run_folder):
     before = (run_folder / "config.yaml").read_bytes()
     changes = ["total_steps=5e6", "checkpoint.keep=1", "resources.num_env_runners=2"]
     assert cli.main(["resume", str(run_folder), *changes]) == 0
-    assert configs[0]["total_steps"] == 5_000_000
-    assert configs[0]["checkpoint"] == {"every": 20, "keep": 1}
+    assert configs[0].total_steps == 5_000_000
+    assert configs[0].checkpoint == CheckpointSettings(every=20, keep=1)
     # Training writes it, once it is known to fit.
     assert (run_folder / "config.yaml").read_bytes() == before
 

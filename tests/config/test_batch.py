@@ -1,5 +1,6 @@
 """PPO's batch sizes: fitted to the agents by default, kept if set by the user."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from marl_pool.cli.main import main
 from marl_pool.config import compose, fit_batch, plan_sweep
 from marl_pool.config.compose import Origin, origin
-from marl_pool.training.settings import TrainConfig
+from marl_pool.training.settings import PPOSettings, TrainConfig
 from marl_pool.utils.errors import InputError
 
 FARM = "env=helpers.farm:FoxAndHens"
@@ -20,11 +21,13 @@ def rounding_note(before: str, after: int, unit: int) -> list[str]:
     return [f"ppo.batch_size: {change}"]
 
 
-def fitted(*overrides: str, config_dir: Path | None = None) -> tuple[dict, list[str]]:
-    composed = compose("train", overrides, config_dir)
-    fit, lines = fit_batch("train", composed, overrides, config_dir)
-    assert {**fit, "ppo": None} == {**composed, "ppo": None}
-    return fit["ppo"], lines
+def fitted(
+    *overrides: str, config_dir: Path | None = None
+) -> tuple[PPOSettings, list[str]]:
+    config = TrainConfig.from_plain(compose("train", overrides, config_dir))
+    fit, lines = fit_batch("train", config, overrides, config_dir)
+    assert replace(fit, ppo=config.ppo) == config
+    return fit.ppo, lines
 
 
 @pytest.mark.parametrize(
@@ -60,12 +63,12 @@ def fitted(*overrides: str, config_dir: Path | None = None) -> tuple[dict, list[
 def test_only_sizes_that_nobody_set_are_rounded_up(overrides, batch, lines):
     arguments = overrides if "experiment" in overrides[0] else [FARM, *overrides]
     sizes, messages = fitted(*arguments)
-    assert (sizes["batch_size"], messages) == (batch, lines)
+    assert (sizes.batch_size, messages) == (batch, lines)
 
 
 def test_a_minibatch_that_nobody_set_is_at_most_the_batch():
     sizes, lines = fitted(FARM, "ppo.batch_size=256")
-    assert (sizes["batch_size"], sizes["minibatch_size"]) == (256, 256)
+    assert (sizes.batch_size, sizes.minibatch_size) == (256, 256)
     line = "ppo.minibatch_size: 512 of ppo=fast becomes 256, the whole batch"
     assert lines == [line]
     with pytest.raises(InputError, match=r"at most ppo\.batch_size = 256, got 512"):
@@ -76,7 +79,7 @@ def test_values_in_the_users_files_count_as_set_by_the_user(tmp_path):
     (tmp_path / "ppo").mkdir()
     (tmp_path / "ppo" / "mine.yaml").write_text("defaults: [fast]\nbatch_size: 2050\n")
     sizes, lines = fitted(FARM, "ppo=mine", "ppo.num_envs=3", config_dir=tmp_path)
-    assert (sizes["batch_size"], lines) == (2050, [])
+    assert (sizes.batch_size, lines) == (2050, [])
     assert origin("train", "ppo.batch_size", ["ppo=mine"], tmp_path).option == ""
     source = origin("train", "ppo.minibatch_size", ["ppo=mine"], tmp_path)
     assert source == Origin("ppo=fast", 512)
@@ -84,10 +87,10 @@ def test_values_in_the_users_files_count_as_set_by_the_user(tmp_path):
 
 def test_trials_of_a_sweep_are_fitted_and_told_once(capsys):
     plan = plan_sweep([FARM, "ppo.num_envs=3", "seed=0,1", "pooling=ada,max"])
-    assert [trial.config["ppo"]["batch_size"] for trial in plan.trials] == [2052] * 4
+    assert [trial.config.ppo.batch_size for trial in plan.trials] == [2052] * 4
     assert capsys.readouterr().err.count("ppo.batch_size: 2048 of ppo=fast") == 1
     swept = plan_sweep([FARM, "ppo.num_envs=3", "ppo.batch_size=600,1000"])
-    sizes = [trial.config["ppo"]["batch_size"] for trial in swept.trials]
+    sizes = [trial.config.ppo.batch_size for trial in swept.trials]
     assert sizes == [600, 1000]
 
 
@@ -97,11 +100,7 @@ def test_a_run_says_what_it_changed_and_keeps_it(tmp_path, capsys, monkeypatch):
     from marl_pool.training import ppo
     from marl_pool.training.ppo.config import algorithm_config
 
-    monkeypatch.setattr(
-        ppo,
-        "train",
-        lambda run, config: algorithm_config(TrainConfig.from_plain(config)),
-    )
+    monkeypatch.setattr(ppo, "train", lambda run, config: algorithm_config(config))
     run = tmp_path / "run"
     words = ["train", FARM, "ppo.num_envs=3", "--run-dir", str(run)]
     assert main(words) == 0

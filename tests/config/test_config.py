@@ -22,7 +22,15 @@ from pydantic_core import to_jsonable_python
 from helpers.perturbed import OBSERVED
 from helpers.tables import yaml_cases
 from marl_pool import InputError
-from marl_pool.config import VERBS, assign, check, commented, compose, plan_sweep
+from marl_pool.config import (
+    VERBS,
+    assign,
+    check,
+    check_plain,
+    commented,
+    compose,
+    plan_sweep,
+)
 from marl_pool.config.compose import signature
 from marl_pool.config.sections import (
     GROUPS,
@@ -44,6 +52,7 @@ from marl_pool.options.signatures import (
     summary,
 )
 from marl_pool.options.types import Device, PositiveInt, Probability, Seed
+from marl_pool.training.jobs import JOBS
 
 # libyaml's parser, where there is one, takes a tenth of the time.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -310,7 +319,16 @@ def test_experiment_leaves_pooling_and_ppo_to_choose():
 def test_composed_config_is_complete_plain_and_stable(verb):
     config = compose(verb)
     assert json.loads(json.dumps(config)) == config
-    assert check(verb, config) == config
+    assert check_plain(verb, config) == config
+
+
+@pytest.mark.parametrize("verb", JOBS)
+def test_a_typed_config_has_the_plain_data_of_its_file(verb):
+    """In the same order, at every level."""
+    plain = compose(verb)
+    config = check(verb, plain)
+    assert config.verb == verb
+    assert json.dumps(config.plain) == json.dumps(plain)
 
 
 @pytest.mark.parametrize(
@@ -428,7 +446,7 @@ def test_a_plugin_is_checked_against_its_own_signature(plugins):
     chosen = ["pooling=plug_pools:MyPool", "pooling.power=3"]
     config = compose("train", chosen)
     assert config["pooling"] == {"name": "plug_pools:MyPool", "power": 3, "eps": 1e-6}
-    assert check("train", config) == config
+    assert check("train", config).plain == config
     preset = ["experiment=simple_centroid", "+pooling.power=3", chosen[0]]
     assert compose("train", preset)["pooling"] == config["pooling"]
 
@@ -561,7 +579,7 @@ def test_two_options_may_build_on_the_same_one(tmp_path):
 def test_a_required_option_may_be_swept():
     swept = ["env=pettingzoo", "env.module=mpe2.simple_v3,mpe2.simple_spread_v3"]
     plan = plan_sweep(swept)
-    modules = [trial.config["env"]["module"] for trial in plan.trials]
+    modules = [trial.config.env["module"] for trial in plan.trials]
     assert modules == ["mpe2.simple_v3", "mpe2.simple_spread_v3"]
 
 

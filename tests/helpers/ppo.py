@@ -1,5 +1,6 @@
 """PPO training runs, and comparisons of them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from helpers.samples import random_actions
 from marl_pool.compiled.ppo import Coefficients
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.runs.run import Run
+from marl_pool.training.jobs import config_of
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.ppo.loss import PPOTerms
@@ -30,7 +32,7 @@ def run_of(path: Path, config: dict) -> Run:
     """Train in a new folder."""
     run = Run.create(path, config)
     try:
-        train(run, run.config)
+        train(run, config_of(run))
     finally:
         run.close()
     return run
@@ -38,7 +40,7 @@ def run_of(path: Path, config: dict) -> Run:
 
 def resumed(path: Path, total_steps: int) -> Run:
     run = Run.open(path)
-    train(run, {**run.config, "total_steps": total_steps})
+    train(run, replace(config_of(run), total_steps=total_steps))
     run.close()
     return run
 

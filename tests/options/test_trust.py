@@ -373,7 +373,7 @@ def test_resuming_a_sweep_imports_and_resolves_nothing(
     if "pooling.heads" in text:  # built by training's own start, which refuses it
         monkeypatch.setattr(
             "marl_pool.cli.train._run_sweep",
-            lambda sweep, plan: build_heads(plan.trials[0].config["pooling"]),
+            lambda sweep, plan: build_heads(plan.trials[0].config.pooling),
         )
     message = one_line(capsys, main(["resume", str(sweep)]))
     assert not has_run(payload)

@@ -93,7 +93,7 @@ def test_tables_of_results_hold_no_formula(tmp_path):
 
 def test_the_table_of_a_sweep_reads_back_what_was_quoted(tmp_path):
     values = {"env": "=1+1", "ppo.lr": -3}
-    trial = Trial("=trial", values, {})
+    trial = Trial("=trial", values)
     sweep = Sweep(tmp_path, {key: [value] for key, value in values.items()}, [])
     run = Run.create(sweep.run_path(trial), {"seed": 0})
     run.metrics.log({"iteration": 1, "=loss": -0.5})

@@ -3,10 +3,9 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
@@ -47,7 +46,7 @@ COUNTS = ("round", "batch", "samples", "seconds", "best_round")
 
 
 def clone(
-    run: Run, config: Mapping[str, Any], should_stop: Callable[[], bool] = never
+    run: Run, config: CloneConfig, should_stop: Callable[[], bool] = never
 ) -> None:
     """Clone a teacher until the last batch or the time limit.
 
@@ -60,10 +59,9 @@ def clone(
         StoppedError: the loss was not finite, or the disk is full; the last good
             checkpoint remains.
     """
-    plain = with_absolute_folders(config)
-    run_config = CloneConfig.from_plain(plain)
-    TrainingLoop(run, run_config, plain, should_stop).train(
-        lambda checkpoint: CloningMethod(run, run_config, checkpoint)
+    config = with_absolute_folders(config)
+    TrainingLoop(run, config, should_stop).train(
+        lambda checkpoint: CloningMethod(run, config, checkpoint)
     )
 
 

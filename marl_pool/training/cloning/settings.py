@@ -140,6 +140,7 @@ class CloneRunSettings(EpisodeRunConfig):
 class CloneConfig(CloneRunSettings):
     """Configuration of a cloning run."""
 
+    verb = "clone"
     env: Options
     policy: Options
     clone: CloneSettings

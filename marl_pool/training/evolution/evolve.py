@@ -2,10 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +43,7 @@ COUNTED = ("steps", "episodes", "seconds")
 
 
 def evolve(
-    run: Run, config: Mapping[str, Any], should_stop: Callable[[], bool] = never
+    run: Run, config: EvolveConfig, should_stop: Callable[[], bool] = never
 ) -> None:
     """Evolve until the generations or the time limit are used up.
 
@@ -56,9 +55,8 @@ def evolve(
         StoppedError: a return was not finite, a worker failed for good, or the disk is
             full; the last good checkpoint remains.
     """
-    run_config = EvolveConfig.from_plain(config)
-    TrainingLoop(run, run_config, config, should_stop).train(
-        lambda checkpoint: EvolutionMethod(run, run_config, checkpoint)
+    TrainingLoop(run, config, should_stop).train(
+        lambda checkpoint: EvolutionMethod(run, config, checkpoint)
     )
 
 

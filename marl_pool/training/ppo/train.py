@@ -80,7 +80,7 @@ LOSSES = {
 
 
 def train(
-    run: Run, config: Mapping[str, Any], should_stop: Callable[[], bool] = never
+    run: Run, config: TrainConfig, should_stop: Callable[[], bool] = never
 ) -> None:
     """Train by PPO until the steps or the time limit are used up.
 
@@ -92,12 +92,11 @@ def train(
         StoppedError: a number was not finite, the environment raised, processes kept
             dying, or the disk is full; the last good checkpoint remains.
     """
-    plain = with_absolute_folders(config)
-    run_config = TrainConfig.from_plain(plain)
-    cluster.validate_device(run_config)
+    config = with_absolute_folders(config)
+    cluster.validate_device(config)
     with cluster.quiet():
-        TrainingLoop(run, run_config, plain, should_stop).train(
-            lambda checkpoint: PPOMethod(run, run_config, checkpoint)
+        TrainingLoop(run, config, should_stop).train(
+            lambda checkpoint: PPOMethod(run, config, checkpoint)
         )
 
 

@@ -3,12 +3,12 @@
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -67,9 +67,7 @@ class Cost(NamedTuple):
         )
 
 
-def fit(
-    run: Run, config: Mapping[str, Any], should_stop: Callable[[], bool] = never
-) -> None:
+def fit(run: Run, config: FitConfig, should_stop: Callable[[], bool] = never) -> None:
     """Fit a network for each fold, test the best weights of each, write the results.
 
     The run receives metrics, checkpoints, networks, pictures and ``results.json``; with
@@ -79,10 +77,7 @@ def fit(
         InputError: incompatible parts of the configuration, or missing data.
         StoppedError: the loss was not finite, or the disk is full.
     """
-    run_config = FitConfig.from_plain(config)
-    TrainingLoop(run, run_config, config, should_stop).train(
-        lambda _: FitMethod(run, run_config)
-    )
+    TrainingLoop(run, config, should_stop).train(lambda _: FitMethod(run, config))
 
 
 def make_task(config: FitConfig) -> Task:

@@ -126,6 +126,7 @@ class FitRunSettings(RunConfig):
 class FitConfig(FitRunSettings):
     """Configuration of a supervised run."""
 
+    verb = "fit"
     task: Options
     encoder: Options
     pooling: Options

@@ -7,19 +7,20 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ray.rllib.utils.metrics import ALL_MODULES, ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
 from marl_pool.compiled.choice import use_kernels
-from marl_pool.runs.sweep import Grid, Trial
+from marl_pool.runs.sweep import Grid
 from marl_pool.training.jobs import Job
 from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.ppo.learner import LEARN_SECONDS
 from marl_pool.training.ppo.runner import SAMPLE_SECONDS
-from marl_pool.training.settings import TrainConfig
+from marl_pool.training.settings import RunConfig, TrainConfig
 from marl_pool.training.supervised.fit import duration, price
 from marl_pool.training.supervised.settings import FitConfig
+from marl_pool.training.sweep.plan import PlannedTrial
 from marl_pool.utils.devices import torch_threads, without_denormals
 
 SEED = "seed"
@@ -33,7 +34,7 @@ IRRELEVANT = ("seed", "total_steps", "time_limit", "env_timeout", "checkpoint")
 
 
 def size_of(
-    grid: Grid, trials: Sequence[Trial], done: Mapping[str, int], job: Job
+    grid: Grid, trials: Sequence[PlannedTrial], done: Mapping[str, int], job: Job
 ) -> str:
     """Describe the number of runs and steps, in total and remaining."""
     axes = " x ".join(f"{key} ({len(values)})" for key, values in grid.items())
@@ -108,12 +109,12 @@ def smallest_difference(seeds: int) -> float:
 
 
 def time_left(
-    trials: Sequence[Trial], done: Mapping[str, int], concurrency: int, job: Job
+    trials: Sequence[PlannedTrial], done: Mapping[str, int], concurrency: int, job: Job
 ) -> str:
     """Time a short part of each kind of run, and describe the remaining duration."""
     # Trials that differ only in seed and length are equally fast: time only one.
     kinds = {cell_of(trial.config): trial.config for trial in trials}
-    measured = {cell: measure(job.config.from_plain(c)) for cell, c in kinds.items()}
+    measured = {cell: measure(config) for cell, config in kinds.items()}
     seconds = [
         speed.seconds_for(job.total(trial.config) - done.get(trial.name, 0))
         for trial in trials
@@ -154,13 +155,14 @@ class Throughput(NamedTuple):
         return self.start + iterations * self.seconds if iterations > 0 else 0.0
 
 
-def cell_of(config: Mapping[str, Any]) -> str:
+def cell_of(config: RunConfig) -> str:
     """Return a string that is equal for configurations of the same throughput."""
-    kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
+    settings = config.plain.items()
+    kept = {key: value for key, value in settings if key not in IRRELEVANT}
     return json.dumps(kept, sort_keys=True)
 
 
-def measure(config: TrainConfig | FitConfig) -> Throughput | None:
+def measure(config: RunConfig) -> Throughput | None:
     """Measure the throughput of a trial; None if it cannot be trained.
 
     Ray must be initialized.
@@ -174,6 +176,7 @@ def measure(config: TrainConfig | FitConfig) -> Throughput | None:
             if isinstance(config, TrainConfig):
                 return _time_ppo(config)
             # For a fit, the duration of an epoch includes its share of the tests.
+            assert isinstance(config, FitConfig)
             with tempfile.TemporaryDirectory() as folder:
                 cost = price(config, Path(folder))
             return Throughput(1, cost.seconds / (cost.folds * cost.epochs))

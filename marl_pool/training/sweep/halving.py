@@ -9,17 +9,17 @@ continues.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from marl_pool.options import names
 from marl_pool.runs.run import CONFIG, Run
-from marl_pool.training.jobs import JOBS, Row
+from marl_pool.training.jobs import JOBS, Row, config_of
+from marl_pool.training.settings import RunConfig
 from marl_pool.utils.errors import InputError
 
 RUNGS, WHOLE = (10, 30, 90), 100
@@ -35,19 +35,17 @@ class EarlyStopping:
     Attributes:
         metric: column of the metrics, with a minus in front if lower is better.
         enabled: False to stop only trials without the metric.
-        verb: train or fit.
-        config: plain configuration of the trial.
+        config: configuration of the trial.
         was_worse: True once the trial was stopped because others were better.
     """
 
     metric: str
     enabled: bool
-    verb: str
-    config: Mapping[str, Any]
+    config: RunConfig
     was_worse: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._percentage = percentage(self.verb, self.config)
+        self._percentage = percentage(self.config)
         self._compared_at = -1
 
     def should_stop(self, run: Run) -> bool:
@@ -124,12 +122,11 @@ def score_of(rows: Iterable[Row], metric: str) -> float | None:
     return max(filter(math.isfinite, values), default=None)
 
 
-def percentage(verb: str, config: Mapping[str, Any]) -> Callable[[Row], int]:
+def percentage(config: RunConfig) -> Callable[[Row], int]:
     """Return a function that maps a row to the percentage of training completed."""
-    job = JOBS[verb]
-    run_config = job.config.from_plain(config)
-    total = job.limit(run_config)
-    return lambda row: min(WHOLE, WHOLE * job.count(row, run_config) // total)
+    job = JOBS[config.verb]
+    total = job.total(config)
+    return lambda row: min(WHOLE, WHOLE * job.count(row, config) // total)
 
 
 def _scores_in(path: Path, metric: str) -> dict[int, float]:
@@ -137,6 +134,6 @@ def _scores_in(path: Path, metric: str) -> dict[int, float]:
     with suppress(InputError):
         if (path / CONFIG).is_file():
             run = Run.open(path)
-            done = percentage(run.verb, run.config)
+            done = percentage(config_of(run))
             return rung_scores(run.metrics.readable_rows(), metric, done)
     return {}

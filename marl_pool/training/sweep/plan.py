@@ -3,15 +3,28 @@
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from marl_pool.runs.sweep import TRIALS, Grid, Space, Sweep, Trial, proposal_name
 from marl_pool.training.jobs import validate_same
-from marl_pool.training.settings import SweepSettings
+from marl_pool.training.settings import RunConfig, SweepSettings
+from marl_pool.training.supervised.settings import FitConfig
 
-MakeTrial = Callable[[str, Mapping[str, Any]], Trial]
+
+@dataclass(frozen=True)
+class PlannedTrial(Trial):
+    """A trial that can be trained.
+
+    Attributes:
+        config: checked configuration of the run.
+    """
+
+    config: RunConfig
+
+
+MakeTrial = Callable[[str, Mapping[str, Any]], PlannedTrial]
 """Composes a trial from its name and values."""
 
 
@@ -26,26 +39,29 @@ class Plan:
         trials: all combinations of the grid, the last key varying fastest; for a
             search, the proposed trials.
         space: key → range of a search, or None for a grid.
-        common: settings that all trials share, as plain data.
+        common: settings that all trials share, by key.
     """
 
     grid: Grid
     overrides: list[str]
     settings: SweepSettings
-    trials: list[Trial]
+    trials: list[PlannedTrial]
     space: Space | None = None
     common: dict[str, Any] = field(default_factory=dict, init=False)
 
     @property
-    def examples(self) -> list[Trial]:
+    def examples(self) -> list[PlannedTrial]:
         """Trials of every kind, to validate and time before any trial runs."""
         return self.trials
 
-    def share(self, **config: Any) -> None:
+    def share(self, **settings: Any) -> None:
         """Give all trials the same settings."""
-        self.common |= config
-        for trial in (*self.trials, *self.examples):
-            trial.config.update(config)
+        self.common |= settings
+        for trials in (self.trials, self.examples):
+            trials[:] = map(self._with_common, trials)
+
+    def _with_common(self, trial: PlannedTrial) -> PlannedTrial:
+        return replace(trial, config=replace(trial.config, **self.common))
 
 
 @dataclass(kw_only=True)
@@ -59,20 +75,19 @@ class SearchPlan(Plan):
     """
 
     space: Space
-    probes: list[Trial]
+    probes: list[PlannedTrial]
     make: MakeTrial
 
     @property
-    def examples(self) -> list[Trial]:
+    def examples(self) -> list[PlannedTrial]:
         """Trials of every kind; they are not run themselves."""
         return self.probes
 
-    def add(self, values: Mapping[str, Any]) -> Trial:
+    def add(self, values: Mapping[str, Any]) -> PlannedTrial:
         """Add the trial with the next number."""
         trial = self.make(proposal_name(len(self.trials)), values)
-        trial.config.update(self.common)
-        self.trials.append(trial)
-        return trial
+        self.trials.append(self._with_common(trial))
+        return self.trials[-1]
 
 
 @contextmanager
@@ -86,9 +101,8 @@ def prepared(sweep: Sweep, plan: Plan, dry_run: bool) -> Iterator[None]:
     from marl_pool.runs.mirrored import mirror_of, restore, restore_proposals
 
     config = plan.examples[0].config
-    storage = config.get("storage")
-    if storage is not None and not dry_run:
-        sweep.mirror = mirror_of(sweep.path, storage)
+    if config.storage is not None and not dry_run:
+        sweep.mirror = mirror_of(sweep.path, config.storage)
         sweep.mirror.probe()
         restore_proposals(sweep, sweep.mirror)
         plan.share(storage=f"{sweep.mirror.url}/{TRIALS}")
@@ -98,10 +112,10 @@ def prepared(sweep: Sweep, plan: Plan, dry_run: bool) -> Iterator[None]:
             plan.add(proposal.values)
     # Trials from other machines or earlier sessions are in the storage.
     for trial in plan.trials if sweep.mirror else ():
-        restore(sweep.run_path(trial), trial.config.get("storage"))
+        restore(sweep.run_path(trial), trial.config.storage)
     with tempfile.TemporaryDirectory() as scratch:
         # Trials share data that one of them generates; a dry run leaves none behind.
-        if config.get("data_dir", scratch) is None:
+        if isinstance(config, FitConfig) and config.data_dir is None:
             data = Path(scratch) if dry_run else (sweep.path / "data").absolute()
             plan.share(data_dir=str(data))
         validate_runs(sweep, plan)
@@ -117,4 +131,4 @@ def validate_runs(sweep: Sweep, plan: Plan) -> None:
     # Defaults and presets may have changed since the runs were made.
     for trial in plan.trials:
         if run := sweep.run(trial):
-            validate_same(run, sweep.verb, trial.config)
+            validate_same(run, trial.config)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from marl_pool.runs.sweep import Sweep, Trial, naming
+from marl_pool.runs.sweep import Sweep, naming
 from marl_pool.training import cluster
 from marl_pool.training.callbacks import callback_classes
 from marl_pool.training.errors import checkpoint_to_resume
@@ -17,7 +17,7 @@ from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import make_task, validate_data
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.estimate import cell_of, detectable, size_of, time_left
-from marl_pool.training.sweep.plan import Plan, SearchPlan
+from marl_pool.training.sweep.plan import Plan, PlannedTrial, SearchPlan
 from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.schedule import Scheduler, bundles, saved
 from marl_pool.training.sweep.trial import Outcome
@@ -71,7 +71,7 @@ def run_sweep(sweep: Sweep, plan: Plan, dry_run: bool) -> dict[str, str]:
         num_new = max(0, settings.trials - len(trials)) if search else 0
         kinds = todo + plan.examples if num_new else todo
         # Machines of a cluster may have data that this one lacks.
-        if sweep.verb == "fit" and settings.address is None:
+        if settings.address is None:
             _validate_data(kinds)
         # Print the size, the detectable effect and the estimated duration.
         if search is not None:
@@ -80,9 +80,7 @@ def run_sweep(sweep: Sweep, plan: Plan, dry_run: bool) -> dict[str, str]:
             _say(size_of(sweep.grid, trials, done, job))
             _say(detectable(sweep.grid, settings.seed_sd))
         hint = f"resume with: marl-pool resume {quoted(sweep.path)}"
-        with _resources(
-            sweep.verb, kinds, settings, "" if dry_run else hint
-        ) as concurrency:
+        with _resources(kinds, settings, "" if dry_run else hint) as concurrency:
             timed = todo + plan.examples[:1] * num_new
             _say(time_left(timed, done, concurrency, job))
             if not dry_run:
@@ -96,7 +94,7 @@ def run_sweep(sweep: Sweep, plan: Plan, dry_run: bool) -> dict[str, str]:
 def _run(
     sweep: Sweep,
     plan: Plan,
-    todo: Sequence[Trial],
+    todo: Sequence[PlannedTrial],
     done: Mapping[str, int],
     concurrency: int,
     search: "Search | None",
@@ -114,7 +112,7 @@ def _run(
     def write_table() -> None:
         sweep.write_table(plan.trials, table.states)
 
-    def on_end(trial: Trial, outcome: Outcome) -> None:
+    def on_end(trial: PlannedTrial, outcome: Outcome) -> None:
         write_table()
         if search is not None:
             search.end(trial, outcome)
@@ -143,7 +141,7 @@ def _run(
 
 
 def _report_damage(
-    sweep: Sweep, trials: Sequence[Trial], todo: Sequence[Trial]
+    sweep: Sweep, trials: Sequence[PlannedTrial], todo: Sequence[PlannedTrial]
 ) -> None:
     """Report damaged trials, because the output of their processes is not shown."""
     for trial in trials:
@@ -161,28 +159,28 @@ def _report_damage(
 
 
 def _validate_parts(
-    verb: str, trials: Sequence[Trial], settings: SweepSettings
+    verb: str, trials: Sequence[PlannedTrial], settings: SweepSettings
 ) -> None:
     """Reject parts that do not fit each other, once for each kind of trial."""
     validate_device, assemble = VALIDATE[verb]
     for trial in {cell_of(trial.config): trial for trial in trials}.values():
-        config = JOBS[verb].config.from_plain(trial.config)
         with naming(trial.name):
             # Machines of a cluster may have devices that this one lacks.
             if settings.address is None:
-                validate_device(config)
-            assemble(config)
+                validate_device(trial.config)
+            assemble(trial.config)
             # Import the modules here, which ships them to a cluster.
-            callback_classes(config.callbacks)
+            callback_classes(trial.config.callbacks)
 
 
-def _validate_data(trials: Sequence[Trial]) -> None:
-    """Reject missing data, once for all trials that share them."""
+def _validate_data(trials: Sequence[PlannedTrial]) -> None:
+    """Reject missing data of fits, once for all trials that share them."""
     readers = {}
     for trial in trials:
-        config = FitConfig.from_plain(trial.config)
-        shared = str((config.task, config.data_dir, config.download))
-        readers[shared] = trial.name, config
+        config = trial.config
+        if isinstance(config, FitConfig):
+            shared = str((config.task, config.data_dir, config.download))
+            readers[shared] = trial.name, config
     for name, config in readers.values():
         with naming(name):
             validate_data(config)
@@ -190,7 +188,7 @@ def _validate_data(trials: Sequence[Trial]) -> None:
 
 @contextlib.contextmanager
 def _resources(
-    verb: str, trials: Sequence[Trial], settings: SweepSettings, resume: str
+    trials: Sequence[PlannedTrial], settings: SweepSettings, resume: str
 ) -> Iterator[int]:
     """Start or join ray if there is a trial to run; yield the concurrency.
 
@@ -203,9 +201,9 @@ def _resources(
         yield 1
         return
     # The largest trial determines how many run at a time.
-    needed = [bundles(JOBS[verb].config.from_plain(t.config), settings) for t in trials]
+    needed = [bundles(trial.config, settings) for trial in trials]
     largest = {
-        kind: max(sum(bundle[kind] for bundle in trial) for trial in needed)
+        kind: max(sum(bundle[kind] for bundle in processes) for processes in needed)
         for kind in ("CPU", "GPU")
     }
     cpus = int(largest["CPU"])

@@ -14,11 +14,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from marl_pool.runs.mirrored import restore
 from marl_pool.runs.run import Run
-from marl_pool.runs.sweep import Sweep, Trial
+from marl_pool.runs.sweep import Sweep
 from marl_pool.training.jobs import JOBS, Job
-from marl_pool.training.settings import ResourceSettings, SweepSettings, TrainConfig
+from marl_pool.training.settings import (
+    ResourceSettings,
+    RunConfig,
+    SweepSettings,
+    TrainConfig,
+)
 from marl_pool.training.signals import Interruptible
-from marl_pool.training.supervised.settings import FitConfig
+from marl_pool.training.sweep.plan import PlannedTrial
 from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.trial import Outcome, run_trial
 from marl_pool.utils.errors import InputError, one_line
@@ -38,7 +43,7 @@ POLL_SECONDS = 1.0
 class TrialSlot(NamedTuple):
     """A trial that is running, or waiting for CPUs and GPUs."""
 
-    trial: Trial
+    trial: PlannedTrial
     group: PlacementGroup
     is_running: bool = False
 
@@ -60,7 +65,7 @@ class Scheduler:
         settings: SweepSettings,
         table: TrialTable,
         search: tuple[str, bool] | None,
-        on_end: Callable[[Trial, Outcome], None],
+        on_end: Callable[[PlannedTrial, Outcome], None],
     ) -> None:
         self.sweep, self.settings, self.table = sweep, settings, table
         self.search, self.on_end = search, on_end
@@ -70,7 +75,7 @@ class Scheduler:
         self.slots = dict[ray.ObjectRef, TrialSlot]()
         self.deaths = Counter[str]()
 
-    def run(self, trials: Iterator[Trial], concurrency: int) -> None:
+    def run(self, trials: Iterator[PlannedTrial], concurrency: int) -> None:
         """Begin or resume trials, until each has finished or failed.
 
         Args:
@@ -106,17 +111,16 @@ class Scheduler:
             raise problem
         interrupt.raise_if_requested()
 
-    def _fill(self, trials: Iterator[Trial], concurrency: int) -> None:
+    def _fill(self, trials: Iterator[PlannedTrial], concurrency: int) -> None:
         while len(self.slots) < concurrency and (trial := next(trials, None)):
             self._reserve(trial)
 
-    def _reserve(self, trial: Trial) -> None:
+    def _reserve(self, trial: PlannedTrial) -> None:
         """Ask ray for the CPUs and GPUs of a trial."""
-        config = self.job.config.from_plain(trial.config)
         group = placement_group(
             [
                 {kind: count for kind, count in bundle.items() if count}
-                for bundle in bundles(config, self.settings)
+                for bundle in bundles(trial.config, self.settings)
             ]
         )
         self.slots[group.ready()] = TrialSlot(trial, group)
@@ -138,7 +142,7 @@ class Scheduler:
     def _start(self, slot: TrialSlot) -> None:
         """Start or resume a trial in the first bundle of its group."""
         trial, group = slot.trial, slot.group
-        main, *_ = bundles(self.job.config.from_plain(trial.config), self.settings)
+        main, *_ = bundles(trial.config, self.settings)
         # Each trial has a process; its runners and learners use the other bundles.
         task = ray.remote(max_calls=1, max_retries=0)(run_trial).options(
             num_cpus=main["CPU"],
@@ -150,7 +154,7 @@ class Scheduler:
             ),
         )
         path = self.sweep.run_path(trial).absolute()
-        ref = task.remote(path, self.sweep.verb, trial.config, self.stop, self.search)
+        ref = task.remote(path, trial.config, self.stop, self.search)
         self.slots[ref] = slot._replace(is_running=True)
         # A search may vary the length of its trials.
         self.table.rows[trial.name].total = self.job.total(trial.config)
@@ -175,18 +179,18 @@ class Scheduler:
             remove_placement_group(slot.group)
         self.end(trial, outcome)
 
-    def end(self, trial: Trial, outcome: Outcome) -> None:
+    def end(self, trial: PlannedTrial, outcome: Outcome) -> None:
         """Display the end of a trial, and report it to ``on_end``."""
         state, reason = self._state(trial, outcome)
         self.table.change(trial.name, state, reason)
         self.on_end(trial, outcome)
 
-    def _state(self, trial: Trial, outcome: Outcome) -> tuple[TrialState, str]:
+    def _state(self, trial: PlannedTrial, outcome: Outcome) -> tuple[TrialState, str]:
         """Return the final state of a trial, and the reason of a failure."""
         reason = outcome.reason
         # A run from another machine is in the storage.
         try:
-            restore(self.sweep.run_path(trial), trial.config.get("storage"))
+            restore(self.sweep.run_path(trial), trial.config.storage)
         except InputError as error:
             reason = reason or str(error)
         # A run may have succeeded on a disk that this machine cannot see, while this
@@ -210,17 +214,14 @@ class Scheduler:
                 del self.slots[ref]
 
 
-def bundles(
-    config: TrainConfig | FitConfig, settings: SweepSettings
-) -> list[dict[str, float]]:
+def bundles(config: RunConfig, settings: SweepSettings) -> list[dict[str, float]]:
     """Return ``CPU`` and ``GPU`` of each process: main, runners, learners."""
     gpus = settings.gpus_per_trial
     # Ray hides the GPUs from a process that requests none.
     needs_gpu = config.device != "cpu"
-    # A fit has no other processes.
-    resources = (
-        ResourceSettings() if isinstance(config, FitConfig) else config.resources
-    )
+    resources = ResourceSettings()  # a fit has no other processes
+    if isinstance(config, TrainConfig):
+        resources = config.resources
     # Without separate processes, learners and runners use the main one's GPUs.
     if not resources.num_learners:
         gpus = max(gpus, resources.num_gpus_per_learner)

@@ -18,7 +18,6 @@ from marl_pool.runs.sweep import (
     Proposal,
     Space,
     Sweep,
-    Trial,
     proposal_name,
     stopped_early,
 )
@@ -27,7 +26,7 @@ from marl_pool.training.jobs import JOBS
 from marl_pool.training.supervised.fit import make_task
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.halving import score_of
-from marl_pool.training.sweep.plan import SearchPlan
+from marl_pool.training.sweep.plan import PlannedTrial, SearchPlan
 from marl_pool.training.sweep.trial import Outcome
 from marl_pool.utils.errors import InputError
 
@@ -57,16 +56,14 @@ class Search:
         self.proposals = self.sweep.proposals()
         self.metric = self.settings.metric or "return_mean"
         config = self.plan.probes[0].config
-        if not self.settings.metric and self.sweep.verb == "fit":
-            self.metric = (
-                f"-validation_{make_task(FitConfig.from_plain(config)).metric}"
-            )
+        if not self.settings.metric and isinstance(config, FitConfig):
+            self.metric = f"-validation_{make_task(config).metric}"
         # Reject a metric that the runs of earlier sessions lack.
         for trial in self.trials:
             self.score(trial)
         # ASHA compares a trial with the other runs in the sweep's folder.
         address = cluster_address(self.settings.address)
-        if self.settings.asha and config.get("storage") and address != LOCAL:
+        if self.settings.asha and config.storage and address != LOCAL:
             raise InputError(
                 "sweep.asha: expected false on a cluster with --storage, whose "
                 "machines share no disk on which trials could be compared, got "
@@ -94,7 +91,7 @@ class Search:
                 "search; repeat the command"
             )
 
-    def upcoming(self, unfinished: Sequence[Trial]) -> Iterator[Trial]:
+    def upcoming(self, unfinished: Sequence[PlannedTrial]) -> Iterator[PlannedTrial]:
         """Yield unfinished trials, then new ones, each proposed when it can start."""
         self.ended = {trial.name for trial in self.trials if trial not in unfinished}
         yield from unfinished
@@ -105,17 +102,17 @@ class Search:
                 if trial.name in self.ended
                 if (score := self.score(trial)) is not None
             ]
-            seed = (self.plan.probes[0].config["seed"], len(self.proposals))
+            seed = (self.plan.probes[0].config.seed, len(self.proposals))
             yield self.propose(suggested(self.plan.space, scored, seed))
 
-    def propose(self, values: Mapping[str, Any]) -> Trial:
+    def propose(self, values: Mapping[str, Any]) -> PlannedTrial:
         """Add a trial, and record it before it starts."""
         trial = self.plan.add(values)
         self.proposals.append(Proposal(dict(values)))
         self.sweep.write_proposals(self.proposals)
         return trial
 
-    def end(self, trial: Trial, outcome: Outcome) -> None:
+    def end(self, trial: PlannedTrial, outcome: Outcome) -> None:
         """Count the score of a trial, unless it failed.
 
         Raises:
@@ -128,7 +125,7 @@ class Search:
         if not outcome.reason:
             self.ended.add(trial.name)
 
-    def score(self, trial: Trial) -> float | None:
+    def score(self, trial: PlannedTrial) -> float | None:
         """Return the best score of a trial so far, or None without one."""
         run = self.sweep.run(trial)
         return score_of(run.metrics.readable_rows(), self.metric) if run else None
@@ -167,7 +164,7 @@ class Search:
         if ranking[0][1] is not None:
             print(f"best: {shlex.join(self.command(ranking[0][0]))}")
 
-    def command(self, trial: Trial) -> list[str]:
+    def command(self, trial: PlannedTrial) -> list[str]:
         """Return the command, as words, that trains a trial from scratch."""
         folder = self.sweep.config_dir
         args = [text for text in self.sweep.overrides if not text.startswith("sweep.")]
@@ -176,7 +173,7 @@ class Search:
         return ["marl-pool", self.sweep.verb, *args, *values, *flags]
 
     @property
-    def ranking(self) -> list[tuple[Trial, float | None]]:
+    def ranking(self) -> list[tuple[PlannedTrial, float | None]]:
         """Trials with their scores, the best first."""
         scored = [(trial, self.score(trial)) for trial in self.trials]
         return sorted(scored, key=lambda pair: _or_worst(pair[1]), reverse=True)

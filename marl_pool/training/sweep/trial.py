@@ -2,10 +2,11 @@
 
 import traceback
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marl_pool.runs.run import CONFIG, Run
 from marl_pool.training.jobs import JOBS, begun, perform
+from marl_pool.training.settings import RunConfig
 from marl_pool.training.sweep.halving import EarlyStopping
 from marl_pool.utils.errors import InputError
 
@@ -22,11 +23,7 @@ class Outcome(NamedTuple):
 
 
 def run_trial(
-    path: Path,
-    verb: str,
-    config: dict[str, Any],
-    stop: Path,
-    search: tuple[str, bool] | None,
+    path: Path, config: RunConfig, stop: Path, search: tuple[str, bool] | None
 ) -> Outcome:
     """Begin or resume the run of a trial, and report its end.
 
@@ -35,19 +32,18 @@ def run_trial(
 
     Args:
         path: folder of the run.
-        verb: train or fit.
-        config: checked configuration, as plain data.
+        config: checked configuration.
         stop: file whose existence ends training.
         search: metric of a search, and whether to stop early; None for a grid.
     """
-    early = EarlyStopping(*search, verb, config) if search else None
+    early = EarlyStopping(*search, config) if search else None
 
     def should_stop(run: Run) -> bool:
         return stop.exists() or (early is not None and early.should_stop(run))
 
     try:
         # The trial may have been stopped on another machine.
-        run = begun(path, verb, config) or Run.create(path, config, verb)
+        run = begun(path, config) or Run.create(path, config.plain, config.verb)
         try:
             reason = perform(run, config, should_stop=lambda: should_stop(run))
         except InputError:
@@ -64,4 +60,4 @@ def run_trial(
     if reason or not (path / CONFIG).is_file():
         return Outcome(reason)
     was_worse = early is not None and early.was_worse
-    return Outcome(saved=JOBS[verb].saved(Run.open(path)), was_worse=was_worse)
+    return Outcome(saved=JOBS[config.verb].saved(Run.open(path)), was_worse=was_worse)

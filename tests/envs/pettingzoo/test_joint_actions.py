@@ -31,6 +31,7 @@ from marl_pool.training.cloning.clone import clone
 from marl_pool.training.cloning.learner import losses
 from marl_pool.training.cloning.sampler import SequenceBatch
 from marl_pool.training.cloning.settings import CloneSettings
+from marl_pool.training.jobs import config_of
 from marl_pool.utils.errors import InputError
 
 MODULE = "helpers.joint_actions:JointEnv"
@@ -439,7 +440,7 @@ def test_cloning_imitates_every_space(tmp_path, kind, masks):
     options = f"kind: {kind}" + (f", masks: {masks}" if masks else "")
     overrides = [*CLONING, f"env.options={{{options}}}", "clone.iteration_batches=10"]
     run = Run.create(tmp_path / "run", compose("clone", overrides), "clone")
-    clone(run, run.config)
+    clone(run, config_of(run))
     rows = list(run.rows())
     run.close()
     assert rows[-1]["validation_loss"] < 0.6 * rows[0]["validation_loss"]

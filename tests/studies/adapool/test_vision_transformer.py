@@ -25,6 +25,7 @@ from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.runs.run import Run
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.training.jobs import config_of
 from marl_pool.training.supervised.fit import fit, make_task
 from marl_pool.training.supervised.learner import generator_of
 from marl_pool.training.supervised.settings import FitConfig
@@ -513,14 +514,15 @@ def test_a_resumed_run_continues_with_the_same_crops(tmp_path):
         data = (f"data_dir='{tmp_path}'", "pooling=ada")
         epochs = ("fit.epochs=4", "fit.folds=1", "fit.validation=0.2")
         config = compose("fit", [*AUGMENTED, *data, *epochs, *overrides])
-        stop_requests = iter([False, False, True])
+        requests = iter([False, False, True])
         path = tmp_path / name
         with closing(Run.create(path, config, "fit")) as run:
-            fit(run, config, (lambda: next(stop_requests)) if stops else lambda: False)
+            should_stop = (lambda: next(requests)) if stops else lambda: False
+            fit(run, config_of(run), should_stop)
             assert (path / "results.json").exists() is not stops
         if stops:
             with closing(Run.open(path)) as run:
-                fit(run, config)
+                fit(run, config_of(run))
         with (path / "metrics.csv").open() as log:
             losses = [row["loss"] for row in csv.DictReader(log)]
         return load_file(path / "networks" / "fold_0.safetensors"), losses

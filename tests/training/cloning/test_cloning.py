@@ -60,6 +60,7 @@ from marl_pool.training.cloning.trajectories import (
     Trajectories,
     join,
 )
+from marl_pool.training.jobs import config_of
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.randomness import EVALUATION_ENVS, VALIDATION_ENVS
 
@@ -97,13 +98,11 @@ def run_clone(path: Path, *overrides: str, stop_after: int | None = None) -> Run
     """Clone at a small size, perhaps interrupted after some iterations."""
     if (path / "config.yaml").is_file():
         run = Run.open(path)
-        config = run.config
     else:
-        config = compose("clone", small_overrides(*overrides))
-        run = Run.create(path, config, "clone")
+        run = Run.create(path, compose("clone", small_overrides(*overrides)), "clone")
     counter = iter(range(10_000))
     stop = stop_after is not None
-    clone(run, config, lambda: stop and next(counter) >= stop_after)
+    clone(run, config_of(run), lambda: stop and next(counter) >= stop_after)
     run.close()
     return run
 

@@ -22,6 +22,7 @@ from marl_pool.training.cloning.clone import clone
 from marl_pool.training.cloning.learner import Learner
 from marl_pool.training.cloning.sampler import SequenceBatch
 from marl_pool.training.cloning.settings import CloneSettings
+from marl_pool.training.jobs import config_of
 from marl_pool.training.ppo.train import PPOMethod
 from marl_pool.training.settings import TrainConfig
 
@@ -111,7 +112,7 @@ def test_the_loss_is_the_likelihood_of_the_teachers_actions(space, options, kern
 
 def cloned(path, *overrides: str) -> Run:
     run = Run.create(path, compose("clone", [*SMALL, *overrides]), "clone")
-    clone(run, run.config)
+    clone(run, config_of(run))
     run.close()
     return run
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from marl_pool.tokens import TokenSpec
 from marl_pool.training.evolution.evaluator import MAX_ENVS, Evaluator, PopulationTask
 from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve, start_vector
 from marl_pool.training.evolution.pgpe import PGPE, centered_ranks
+from marl_pool.training.jobs import config_of
 from marl_pool.training.loop import TrainingLoop
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import StoppedError
@@ -79,7 +81,7 @@ def tiny_run(path, *overrides, base=WINDY):
 
 def finished_run(path, *overrides, base=WINDY):
     run = tiny_run(path, *overrides, base=base)
-    evolve(run, run.config)
+    evolve(run, config_of(run))
     run.close()
     return run
 
@@ -424,7 +426,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, strategy):
     resumed = finished_run(tmp_path / "part", *choice, "total_generations=3")
     resumed = Run.open(resumed.path)
     assert resumed.verb == "evolve"
-    evolve(resumed, {**resumed.config, "total_generations": 6})
+    evolve(resumed, replace(config_of(resumed), total_generations=6))
     assert results(resumed) == results(reference)
     assert resumed.best == reference.best
     for folder in ("policy", BEST):
@@ -484,7 +486,7 @@ def test_a_best_marked_after_the_last_checkpoint_is_found_again(tmp_path):
     expected = results(run), run.best
     for folder in run.checkpoints():  # as if killed just before the first of them
         shutil.rmtree(folder)
-    evolve(run, run.config)
+    evolve(run, config_of(run))
     assert (results(run), run.best) == expected
 
 
@@ -494,7 +496,7 @@ def test_a_run_resumes_without_its_initial_folder(tmp_path):
     reference = finished_run(tmp_path / "whole", *options)
     resumed = finished_run(tmp_path / "part", *options, "total_generations=2")
     first.path.rename(tmp_path / "elsewhere")
-    evolve(resumed, {**resumed.config, "total_generations": 6})
+    evolve(resumed, replace(config_of(resumed), total_generations=6))
     assert results(resumed) == results(reference)
 
 
@@ -528,7 +530,7 @@ def test_a_generation_cut_by_the_time_limit_is_redone(tmp_path, monkeypatch, str
             cut = finished_run(tmp_path / f"{limit}", *options, "time_limit=1000")
         assert num_checks == limit
         assert cut.last_saved_iteration == len(cut.rows()) == 2
-        evolve(cut, {**cut.config, "time_limit": None})
+        evolve(cut, replace(config_of(cut), time_limit=None))
         assert results(cut) == results(reference)
 
 
@@ -536,7 +538,7 @@ def test_a_return_that_is_not_finite_stops_the_run(tmp_path):
     run = tiny_run(tmp_path / "run", "env.fault=poison", "env.episode=4")
     message = "generation 4: NaN or infinite: rewards of .*; kept"
     with pytest.raises(StoppedError, match=message):
-        evolve(run, run.config)
+        evolve(run, config_of(run))
     assert run.latest_checkpoint().name == "iter_000002"
 
 
@@ -703,7 +705,7 @@ def test_more_than_ray_has_is_refused(tmp_path, ray_here, gpus, message):
     share = f"resources.num_gpus_per_worker={gpus}"
     run = tiny_run(tmp_path / "run", workers, share)
     with pytest.raises(InputError, match=f"resources: expected {message}"):
-        evolve(run, run.config)
+        evolve(run, config_of(run))
 
 
 @pytest.mark.slow
@@ -720,6 +722,6 @@ def test_a_worker_that_keeps_failing_stops_the_run(tmp_path, ray_here, fault, me
         *(f"env.diary={tmp_path}", "resources.num_workers=1", "checkpoint.every=1"),
     )
     with pytest.raises(StoppedError, match=message):
-        evolve(run, run.config)
+        evolve(run, config_of(run))
     assert run.error_path.is_file()
     assert run.latest_checkpoint().name == "iter_000002"

@@ -40,6 +40,7 @@ from marl_pool.files import atomic
 from marl_pool.files.manifest import add_to_manifest
 from marl_pool.policies.storage import load_policies
 from marl_pool.runs.run import Run, iteration_of
+from marl_pool.training.jobs import config_of
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.algorithm import load_algorithm, save_algorithm
 from marl_pool.training.ppo.faults import wait_for_runner
@@ -139,7 +140,7 @@ def test_a_killed_runner_repeats_nothing(tmp_path, capsys, runners, step, kills)
     def all_have_played() -> bool:
         return diary.is_file() and len(episodes_of(diary)) == runners + kills
 
-    train(run, config, should_stop=all_have_played)
+    train(run, config_of(run), should_stop=all_have_played)
     run.close()
     assert all_have_played()
     rows = run.rows()

@@ -7,6 +7,7 @@ import contextlib
 import csv
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_modules, save_policies, save_policy
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.runs.run import Run
+from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.ppo.config import assign_modules
 from marl_pool.training.ppo.runner import RUNNER
@@ -125,12 +127,13 @@ def test_folders_become_absolute_and_scripts_stay(tmp_path, monkeypatch):
     fixed = {"a": "runs/x", "b": "random", "c": STILL, "d": "/r", "e": "~/y"}
     monkeypatch.setenv("HOME", "/home/me")
     (tmp_path / "teacher").mkdir()
-    config = {"fixed": fixed, "teacher": "teacher", "seed": 1}
+    config = CloneConfig.from_plain(compose("clone", ["teacher=teacher"]))
+    config = replace(config, fixed=fixed)
     absolute = {**fixed, "a": str(tmp_path / "runs" / "x"), "e": "/home/me/y"}
     teacher = str(tmp_path / "teacher")
-    expected = {"fixed": absolute, "teacher": teacher, "seed": 1}
+    expected = replace(config, fixed=absolute, teacher=teacher)
     assert with_absolute_folders(config) == expected
-    scripted = {"fixed": None, "teacher": "heuristic"}
+    scripted = replace(config, fixed=None, teacher="heuristic")
     assert with_absolute_folders(scripted) == scripted
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,13 @@ from marl_pool.policies.base import Policy
 from marl_pool.policies.storage import load_policy
 from marl_pool.pooling import pooling_names
 from marl_pool.runs.run import Run
+from marl_pool.training.jobs import config_of
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.batch import episode_rows, prepare_rows
 from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR
 from marl_pool.training.ppo.runner import ROLLOUT
-from marl_pool.training.settings import PPOSettings
+from marl_pool.training.settings import PPOSettings, ResourceSettings
 from marl_pool.utils.errors import InputError, StoppedError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
@@ -55,7 +57,7 @@ TOY = [
 SPREAD = ["env=pettingzoo", "env.module=mpe2.simple_spread_v3", "ppo=fast_spread"]
 
 
-def config_of(*overrides: str) -> dict:
+def plain_config(*overrides: str) -> dict:
     return compose("train", [*SMALL, *overrides])
 
 
@@ -101,14 +103,14 @@ def test_without_dropout_the_first_ratio_is_one_and_with_it_is_not(build):
         ("dropout=0.1", 1e-4, math.inf),
         ("token_dropout=0.3", 1e-4, math.inf),
     ):
-        algo = build(config_of(f"ppo.{option}"))
+        algo = build(plain_config(f"ppo.{option}"))
         metrics = algo.train()[LEARNER_RESULTS]["agent"]
         assert low <= metrics[FIRST_RATIO_ERROR] < high
         assert (metrics[FIRST_KL] > 1e-6) == (low > 0)
 
 
 def test_recorded_values_are_what_the_learner_would_compute(build):
-    algo = build(config_of())
+    algo = build(plain_config())
     runner, learner = algo.env_runner, local_learner(algo)
     episodes = runner.sample()
     rows = prepare_rows(episode_rows(episodes)["agent"], UNSCALED)
@@ -129,7 +131,7 @@ def test_recorded_values_are_what_the_learner_would_compute(build):
 def test_learners_with_microbatches_keep_equal_weights(build):
     """2048 steps in two pieces each: complete gradients are averaged once."""
     sizes = ["ppo.num_envs=64", "ppo.batch_size=4096", "ppo.minibatch_size=null"]
-    algo = build(config_of("resources.num_learners=2", *sizes))
+    algo = build(plain_config("resources.num_learners=2", *sizes))
 
     def weights(learner):
         module = learner.module["agent"].unwrapped()
@@ -147,7 +149,7 @@ def test_learners_with_microbatches_keep_equal_weights(build):
 
 @pytest.mark.parametrize(("size", "steps"), [("null", 1), ("32", 2), ("20", 4)])
 def test_a_minibatch_counts_agent_steps(build, size, steps):
-    algo = build(config_of("env.num_agents=4", f"ppo.minibatch_size={size}"))
+    algo = build(plain_config("env.num_agents=4", f"ppo.minibatch_size={size}"))
     learner, counts = local_learner(algo), []
     update = learner._update
 
@@ -187,9 +189,9 @@ def test_gpus_that_are_not_there_are_refused(tmp_path, monkeypatch):
 
 def test_what_a_resumed_run_refuses_leaves_its_configuration_alone(tmp_path):
     run = trained(tmp_path / "run", "total_steps=64")
-    resources = {**run.config["resources"], "num_env_runners": 3}
+    resources = ResourceSettings(num_env_runners=3)
     with pytest.raises(InputError, match=r"ppo.batch_size: expected a multiple"):
-        train(run, {**run.config, "resources": resources})
+        train(run, replace(config_of(run), resources=resources))
     assert Run.open(tmp_path / "run").config["resources"]["num_env_runners"] == 0
 
 
@@ -225,11 +227,11 @@ def test_a_linear_learning_rate_falls_to_zero_at_the_last_step(tmp_path):
 
 
 def test_a_run_stopped_on_a_linear_learning_rate_resumes_bit_for_bit(tmp_path):
-    linear = config_of("ppo.lr_schedule=linear")
+    linear = plain_config("ppo.lr_schedule=linear")
     reference = run_of(tmp_path / "whole", linear)
     half = Run.create(tmp_path / "half", linear)
     stop = iter([False, False, True])
-    train(half, half.config, lambda: next(stop))
+    train(half, config_of(half), lambda: next(stop))
     half.close()
     assert half.last_saved_iteration == 2
     assert_same(resumed(half.path, linear["total_steps"]), reference)
@@ -243,7 +245,7 @@ def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path):
     with run.metrics_path.open("a") as out:
         csv.writer(out).writerow(["4", *rows[-1][1:]])
     run.config["total_steps"] = 256
-    train(run, run.config)
+    train(run, config_of(run))
     run.close()
     assert [row["iteration"] for row in run.rows()] == [1, 2, 3, 4]
     assert run.rows()[-1]["env_steps"] == 256
@@ -270,7 +272,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_weights(tmp_path)
 @yaml_cases("overrides, message")
 def test_parts_that_do_not_fit_are_refused_before_anything_starts(overrides, message):
     with pytest.raises(InputError, match=message):
-        rllib_config(config_of(*overrides.split()))
+        rllib_config(plain_config(*overrides.split()))
 
 
 @pytest.mark.parametrize(
@@ -288,7 +290,7 @@ def test_presets_fit_their_environments(overrides):
 
 
 def test_the_runner_obeys_rllibs_interface(build):
-    algo = build(config_of())
+    algo = build(plain_config())
     runner = algo.env_runner
     assert sum(map(len, runner.sample(num_timesteps=10))) == 16
     runner.assert_healthy()
@@ -311,7 +313,7 @@ def test_the_runner_obeys_rllibs_interface(build):
 def test_a_restarted_runner_continues_the_severity_ramp(build):
     """256 steps of 2 * 8 environments are two episodes of 8 steps each."""
     ramp = ["perturbation=occlude", "perturbation.severity=1", "perturbation.ramp=4"]
-    config = rllib_config(config_of(*ramp)).copy(copy_frozen=False)
+    config = rllib_config(plain_config(*ramp)).copy(copy_frozen=False)
     config.num_env_runners = 2
     for steps, missing in ((0, 0), (256, 4), (1 << 20, 7)):
         runner = config.env_runner_cls(config=config, worker_index=1, num_workers=2)

@@ -20,7 +20,7 @@ from marl_pool.cli.main import main
 from marl_pool.config import check, compose, plan_sweep
 from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Sweep
-from marl_pool.training.jobs import JOBS
+from marl_pool.training.jobs import JOBS, config_of
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
 from marl_pool.training.supervised.learner import (
@@ -42,21 +42,21 @@ RESUME = ("resume", "--plugin", "helpers.line_fit:LineFit")
 FEW = (*TINY, "fit.epochs=3", "fit.batch_size=8", "fit.lr=0.1")
 
 
-def config_of(*overrides: str) -> dict[str, object]:
+def plain_config(*overrides: str) -> dict[str, object]:
     return compose("fit", [*FEW, *overrides])
 
 
 def typed(*overrides: str) -> FitConfig:
-    return FitConfig.from_plain(config_of(*overrides))
+    return FitConfig.from_plain(plain_config(*overrides))
 
 
 def run_of(path: Path, *overrides: str) -> Run:
-    return Run.create(path, config_of(*overrides), "fit")
+    return Run.create(path, plain_config(*overrides), "fit")
 
 
 def fitted(path: Path, *overrides: str) -> Run:
     run = run_of(path, *overrides)
-    fit(run, run.config)
+    fit(run, config_of(run))
     run.close()
     return run
 
@@ -64,7 +64,7 @@ def fitted(path: Path, *overrides: str) -> Run:
 def stop_after(run: Run, epochs: int) -> None:
     """Fit a run until some epochs are done."""
     calls = iter(range(100))
-    fit(run, run.config, should_stop=lambda: next(calls) == epochs)
+    fit(run, config_of(run), should_stop=lambda: next(calls) == epochs)
 
 
 def learner_of(task: LineFit | None = None, **settings) -> FoldLearner:
@@ -212,7 +212,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, epochs, back_tr
     run = run_of(tmp_path / "stopped", *options)
     stop_after(run, epochs)
     assert len(run.rows()) == epochs
-    fit(run, run.config)
+    fit(run, config_of(run))
     assert read_results(run.path)["mean"] == read_results(reference.path)["mean"]
     clocks = dict.fromkeys(("seconds", "samples_per_second", "measured_per_second"))
     for row, expected in zip(run.rows(), reference.rows(), strict=True):
@@ -310,7 +310,7 @@ def test_a_compiled_network_learns_the_same(tmp_path):
 def test_a_nan_loss_stops_the_run_and_keeps_a_checkpoint(tmp_path):
     run = run_of(tmp_path / "run", "task.nan_after=2")
     with pytest.raises(StoppedError, match=r"fold 0: the loss is not finite; kept .*2"):
-        fit(run, run.config)
+        fit(run, config_of(run))
     assert len(run.rows()) == 2
 
 
@@ -324,7 +324,7 @@ def test_a_damaged_checkpoint_is_reported(tmp_path, keep, way):
     assert len(run.checkpoints()) == keep
     (run.latest_checkpoint() / "learner.json").write_text("{")
     with pytest.raises(StoppedError, match=f"cannot be read: .*{way}"):
-        fit(run, run.config)
+        fit(run, config_of(run))
 
 
 def test_a_run_killed_before_a_folds_result_measures_it_again(tmp_path, monkeypatch):
@@ -341,8 +341,8 @@ def test_a_run_killed_before_a_folds_result_measures_it_again(tmp_path, monkeypa
     monkeypatch.setattr("marl_pool.training.supervised.fit.FoldResult", die)
     for _ in range(3):
         with pytest.raises(MemoryError):
-            fit(run, run.config)
-    fit(run, run.config)
+            fit(run, config_of(run))
+    fit(run, config_of(run))
     assert killed == [0, 1, 2]
     clocks = {"seconds": 0}
     folds, reference = (
@@ -555,7 +555,7 @@ def test_sizes_follow_from_task_and_scale_and_can_be_set(tmp_path):
 
 
 def test_a_custom_task_gets_its_arguments_from_a_checked_configuration():
-    assert check("fit", config_of()) == config_of()
+    assert check("fit", plain_config()).plain == plain_config()
     task = make_task(typed("task.num_samples=7"))
     assert isinstance(task, LineFit)
     assert task.count == 7
@@ -588,13 +588,13 @@ def test_a_finished_run_without_checkpoints_is_not_run_again(tmp_path):
     run = fitted(tmp_path / "run")
     shutil.rmtree(run.path / "checkpoints")
     job = JOBS["fit"]
-    assert saved(job, run) == job.total(run.config) == 9
+    assert saved(job, run) == job.total(config_of(run)) == 9
     (run.path / "results.json").unlink()
     assert saved(job, run) == 0
 
 
 def test_a_trial_on_a_gpu_asks_for_one():
-    plain = config_of()
+    plain = plain_config()
     on_cpu, on_gpu = map(FitConfig.from_plain, (plain, plain | {"device": "cuda"}))
     for gpus, expected in ((0.0, 1), (0.25, 0.25)):
         settings = SweepSettings(gpus_per_trial=gpus)
@@ -607,9 +607,9 @@ def test_a_resumed_sweep_may_move_its_trials_but_not_change_them(tmp_path):
     sweep = Sweep(tmp_path, plan.grid, plan.overrides, verb="fit")
     trial = plan.trials[0]
     moved = {"device": "cuda", "data_dir": "there", "threads": 7, "download": True}
-    run = Run.create(sweep.run_path(trial), trial.config | moved, "fit")
+    run = Run.create(sweep.run_path(trial), trial.config.plain | moved, "fit")
     validate_runs(sweep, plan)
-    run.write_config({**trial.config, "seed": 4})
+    run.write_config({**trial.config.plain, "seed": 4})
     with pytest.raises(InputError, match="seed: expected 3, got 4"):
         validate_runs(sweep, plan)
 
@@ -619,7 +619,7 @@ def test_trials_share_data_which_a_dry_run_deletes(tmp_path, monkeypatch, dry_ru
     folders = set()
 
     def note(sweep, plan, dry_run):
-        folders.update(Path(trial.config["data_dir"]) for trial in plan.trials)
+        folders.update(Path(trial.config.data_dir) for trial in plan.trials)
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "sets").write_text("")

@@ -3,6 +3,7 @@
 import math
 import shlex
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -120,7 +121,7 @@ def make_search(tmp_path):
 
 def scored(search, trial, *scores: float, steps: int = 1000) -> Run:
     """A run of a trial, with a row for each score at equal intervals."""
-    run = Run.create(search.sweep.run_path(trial), trial.config)
+    run = Run.create(search.sweep.run_path(trial), trial.config.plain)
     for number, score in enumerate(scores, 1):
         env_steps = steps * number // len(scores)
         run.log({"iteration": number, "env_steps": env_steps, "return_mean": score})
@@ -198,13 +199,13 @@ def test_a_trial_does_not_train_a_run_of_other_values(make_search):
     search = make_search()
     trial = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
     path = search.sweep.run_path(trial)
-    assert begun(path, "train", trial.config) is None
-    Run.create(path, trial.config).close()
+    assert begun(path, trial.config) is None
+    Run.create(path, trial.config.plain).close()
     # With more steps it is still the same run.
-    assert begun(path, "train", trial.config | {"total_steps": 5}).path == path
+    assert begun(path, replace(trial.config, total_steps=5)).path == path
     changed = search.plan.make(trial.name, {"ppo.lr": 2e-3, "pooling": "max"})
     with pytest.raises(InputError, match=r"0000: ppo\.lr: expected 0\.002, got 0\.001"):
-        begun(path, "train", changed.config)
+        begun(path, changed.config)
 
 
 def test_results_name_the_trials_that_were_stopped_early(make_search, capsys):
@@ -274,10 +275,10 @@ def test_a_worse_trial_is_stopped(make_search, earlier_scores, scores, iteration
         values = {"ppo.lr": 1e-3, "pooling": "max"}
         scored(search, search.propose(values), *trial_scores)
     trial = search.propose({"ppo.lr": 2e-3, "pooling": "ada"})
-    run = Run.create(search.sweep.run_path(trial), trial.config)
+    run = Run.create(search.sweep.run_path(trial), trial.config.plain)
 
     def early(metric: str = "return_mean", enabled: bool = True) -> EarlyStopping:
-        return EarlyStopping(metric, enabled, "train", trial.config)
+        return EarlyStopping(metric, enabled, trial.config)
 
     session = early()
     assert not session.should_stop(run)

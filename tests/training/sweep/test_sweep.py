@@ -83,11 +83,11 @@ def test_a_key_with_several_values_is_swept(text, values):
     key = text.partition("=")[0]
     assert plan.grid == {key: values}
     for trial, value in zip(plan.trials, values, strict=True):
-        entry = trial.config
+        entry = trial.config.plain
         for part in key.split("."):
             entry = entry[part]
         assert entry == value
-        assert trial.config == check("train", trial.config)
+        assert trial.config == check("train", trial.config.plain)
 
 
 def test_trials_are_the_product_and_each_is_as_train_composes_it():
@@ -99,13 +99,14 @@ def test_trials_are_the_product_and_each_is_as_train_composes_it():
     for trial, values in zip(plan.trials, combinations, strict=True):
         texts = [f"{key}={v}" for key, v in zip(axes, values, strict=True)]
         assert trial.name == ",".join(texts)
-        assert trial.config == compose("train", [*texts, "ppo.lr=0.5", "threads=3"])
+        expected = compose("train", [*texts, "ppo.lr=0.5", "threads=3"])
+        assert trial.config.plain == expected
 
 
 def test_interpolations_of_swept_keys_follow_them():
     plan = plan_sweep(["encoder.num_heads=2,4", "pooling=ada", "seed=${env.max_steps}"])
-    assert [t.config["pooling"]["num_heads"] for t in plan.trials] == [2, 4]
-    assert plan.trials[0].config["seed"] == 128
+    assert [t.config.pooling["num_heads"] for t in plan.trials] == [2, 4]
+    assert plan.trials[0].config.seed == 128
 
 
 # Presets
@@ -129,9 +130,9 @@ def test_presets_are_the_studies_of_the_paper(name, env, axis, values, steps):
     base = compose("train", [f"experiment={env}", *paper.get(name, [])])
     for trial in plan.trials:
         for part in ("encoder", "policy", "ppo"):
-            assert trial.config[part] == base[part]
-        assert trial.config["total_steps"] == steps
-        assert trial.config["env"]["name"] == env
+            assert trial.config.plain[part] == base[part]
+        assert trial.config.total_steps == steps
+        assert trial.config.env.name == env
 
 
 def test_a_preset_is_reduced_by_the_command():
@@ -140,7 +141,7 @@ def test_a_preset_is_reduced_by_the_command():
     assert plan.grid == {"pooling": HEADS, "env.counts": ["1-3-28"], "seed": [7, 8]}
     assert plan.overrides == kept
     assert plan.trials[0].name == "pooling=ada,env.counts=1-3-28,seed=7"
-    assert plan.trials[0].config["ppo"] == compose("train", ["ppo=fast"])["ppo"]
+    assert plan.trials[0].config.plain["ppo"] == compose("train", ["ppo=fast"])["ppo"]
     assert plan_grid(plan.grid, plan.overrides) == plan
 
 
@@ -290,7 +291,7 @@ def plan():
 def test_finished_trials_are_not_trained_again(plan, capsys):
     sweep = Sweep("s", plan.grid, plan.overrides)
     for trial in plan.trials:
-        config = trial.config | {"threads": 7, "time_limit": 5}
+        config = trial.config.plain | {"threads": 7, "time_limit": 5}
         score = trial.values["seed"]
         saved_run(sweep.run_path(trial), config, [64, 128], return_mean=score)
     sweep.write()
@@ -308,7 +309,7 @@ def test_finished_trials_are_not_trained_again(plan, capsys):
 def test_a_sweep_whose_settings_changed_is_not_resumed(refused, plan, change, message):
     sweep = Sweep("s", plan.grid, plan.overrides)
     trial = plan.trials[0]
-    config = {"verb": "train", **trial.config}
+    config = {"verb": "train", **trial.config.plain}
     for key, value in change.items():
         config[key] = {**config[key], **value} if isinstance(value, dict) else value
     Run.create(sweep.run_path(trial), config, config.pop("verb"))
@@ -343,7 +344,7 @@ def sweep_with_runs():
         dict(zip(grid, values, strict=True))
         for values in itertools.product(*grid.values())
     ]
-    trials = [Trial(trial_name(values), values, {}) for values in combinations]
+    trials = [Trial(trial_name(values), values) for values in combinations]
     sweep = Sweep("s", grid, [])
     saved_run(sweep.run_path(trials[0]), {}, [10, 20], loss=0.5)
     saved_run(sweep.run_path(trials[3]), {}, [10], kl=math.nan)
@@ -374,7 +375,7 @@ def test_an_empty_table_has_its_columns(tmp_path):
     with pytest.raises(InputError, match=r"table\.csv: no such table"):
         read_table(tmp_path)
     sweep = Sweep(tmp_path, {"seed": [0]}, [])
-    sweep.write_table([Trial("seed=0", {"seed": 0}, {})], {"seed=0": "waiting"})
+    sweep.write_table([Trial("seed=0", {"seed": 0})], {"seed=0": "waiting"})
     assert read_table(sweep.table_path) == []
     assert sweep.table_path.read_text() == "trial,status,seed\n"
 
@@ -489,9 +490,9 @@ def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
     totals = {trial.name: 100 for trial in plan.trials}
     table = TrialTable(totals, dict.fromkeys(totals, 0), stream=io.StringIO())
     scheduler = Scheduler(sweep, plan.settings, table, None, lambda *_: None)
-    saved_run(sweep.run_path(local), local.config, [64, 128])
+    saved_run(sweep.run_path(local), local.config.plain, [64, 128])
     unfinished = plan.trials[2]
-    saved_run(sweep.run_path(unfinished), unfinished.config, [64])
+    saved_run(sweep.run_path(unfinished), unfinished.config.plain, [64])
     for trial in (remote, local, unfinished):
         scheduler.end(trial, Outcome(saved=128))
     for trial in (remote, unfinished):
@@ -504,7 +505,7 @@ def test_damaged_trials_are_named_when_a_sweep_is_resumed(plan, capsys):
     sweep = Sweep("s", plan.grid, plan.overrides)
     first, second = plan.trials[:2]
     for trial in (first, second):
-        run = saved_run(sweep.run_path(trial), trial.config, [64])
+        run = saved_run(sweep.run_path(trial), trial.config.plain, [64])
         with run.checkpoint(2) as folder:
             (folder / "progress.json").write_text("2")
     log = sweep.run_path(first) / "metrics.csv"
