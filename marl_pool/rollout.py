@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from marl_pool.envs.contract import (
 from marl_pool.envs.timeout import env_call
 from marl_pool.finite import validate_finite
 from marl_pool.perturbations.base import Perturbation, PerturbationState
-from marl_pool.perturbations.turns import BEGUN, OwnTurns, flatten, validate_fits
+from marl_pool.perturbations.turns import Change, EveryStep, OwnTurns, validate_fits
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.policies.masks import validate_masks
 from marl_pool.policies.selection import SelectedTokens
@@ -132,18 +133,22 @@ class Rollout:
         self._state_specs = checked_state_specs(env) if reads_state else None
         self.perturbation, self.explore, self.draw = perturbation, explore, draw
         # A perturbation may cover only some of the groups.
-        self._perturbations: dict[str, Perturbation | OwnTurns] = {}
+        self._perturbations: dict[str, EveryStep] = {}
         if perturbation is not None:
             validate_fits(perturbation, env)
-            covered = filter(perturbation.covers, env.groups)
-            by_turns = OwnTurns(perturbation) if env.turn_based else perturbation
-            self._perturbations = dict.fromkeys(covered, by_turns)
-        # Agents that select tokens select among those that they perceive.
-        self._selections = {
-            name: SelectedTokens(env.groups[name].tokens, env.groups[name].actions)
-            for name in self._perturbations
-            if env.groups[name].actions.selects
-        }
+            kind = OwnTurns if env.turn_based else EveryStep
+            self._perturbations = {
+                name: kind(
+                    perturbation,
+                    partial(self._acting, name),
+                    partial(self._perturbation_streams, name),
+                    SelectedTokens(group.tokens, group.actions)
+                    if group.actions.selects
+                    else None,
+                )
+                for name, group in env.groups.items()
+                if perturbation.covers(name)
+            }
         if sync_free is None:
             sync_free = env.device.type != "cpu"
         self.sync_free = sync_free and not env.simulated
@@ -499,16 +504,10 @@ class Rollout:
         # the actions that were chosen.
         states = self.perturbation_states
         for name, perturbation in self._perturbations.items():
-            if (selection := self._selections.get(name)) is not None:
-                tokens, count = self.tokens[name], selection.spec.num_tokens
-                origin = perturbation.origin(tokens, states[name], count)
-                actions[name] = selection.execute(actions[name], origin, tokens)
-            arguments = actions[name], states[name], self.env.groups[name].action_space
-            if isinstance(perturbation, OwnTurns):
-                acts = self.env.active[name]
-                actions[name], states[name] = perturbation.act(*arguments, acts)
-            else:
-                actions[name], states[name] = perturbation.act(*arguments)
+            space = self.env.groups[name].action_space
+            actions[name], states[name] = perturbation.act(
+                actions[name], states[name], space, self.tokens[name]
+            )
         with env_call(self.env, "a step"):
             step = checked_step(self.env, actions)
         transition = Transition(
@@ -622,50 +621,33 @@ class Rollout:
     def _observe(self) -> None:
         """Observe all environments, perturbed."""
         tokens = self._observed()
-        for name in self._perturbations:
-            tokens[name], after = self._perturb(name, tokens[name])
-            self.perturbation_states[name] = after
+        for name, perturbation in self._perturbations.items():
+            tokens[name], self.perturbation_states[name] = perturbation.perceive(
+                tokens[name], self.perturbation_states[name]
+            )
         self.tokens = tokens
 
-    def _perturb(
-        self, name: str, tokens: Tokens, where: Tensor | None = None
-    ) -> tuple[Tokens, PerturbationState]:
-        """Return a group's perturbed tokens, and the state, advanced ``where`` True."""
-        perturbation, old = self._perturbations[name], self.perturbation_states[name]
-        if isinstance(perturbation, OwnTurns):
-            acting = self.env.active[name]
-            if where is not None:
-                acting = acting & where[:, None]
-            keys = self._perturbation_keys(name)
-            perceived, new = perturbation(tokens, old, acting, keys, self._played)
-            merged = new
-        else:
-            perceived, new = perturbation(tokens, old)
-            merged = choose_rows(where, new, old)
-        selection = self._selections.get(name)
-        if selection is not None and tokens.action_mask is not None:
-            # For all environments, even those whose tokens the caller drops.
-            origin = perturbation.origin(perceived, new, tokens.num_tokens)
-            perceived = selection.perceive(perceived, origin)
-        return perceived, merged
+    def _acting(self, name: str) -> Tensor:
+        """Return a group's agents that act now, ``(num_envs, agents)`` bool."""
+        return self.env.active[name]
 
-    def _perturbation_keys(self, name: str) -> Tensor:
-        """Return the keys of a group's streams in the current episodes."""
+    def _perturbation_streams(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the keys of a group's streams, and the episodes played so far."""
         # Draws after the first have numbers that no group has.
         env, part = self.env, [*self.env.groups].index(name)
         number = part + (self.draw << DRAW_SHIFT)
-        return stream_keys(
+        keys = stream_keys(
             env.seed, env.env_ids, env.episodes, Purpose.PERTURBATION, number
         )
+        return keys, self._played
 
     def perceived(self) -> dict[str, Tokens]:
         """Return what the policies would observe now, perturbed as in a step."""
-        return {
-            name: self._perturb(name, tokens)[0]
-            if name in self._perturbations
-            else tokens
-            for name, tokens in self._observed().items()
-        }
+        tokens = self._observed()
+        for name, perturbation in self._perturbations.items():
+            state = self.perturbation_states[name]
+            tokens[name], _ = perturbation.perceive(tokens[name], state)
+        return tokens
 
     def perturbation_state(self, name: str, agent: int) -> PerturbationState:
         """Return the state of the perturbation that applies to an agent of a group.
@@ -674,32 +656,21 @@ class Rollout:
         turn-based environment only the agent's part of it counts. Empty without a
         perturbation.
         """
-        state = self.perturbation_states.get(name, {})
-        if self.env.turn_based:
-            return {k: part[:, agent] for k, part in state.items() if k != BEGUN}
-        return state
+        if name not in self._perturbations:
+            return {}
+        state = self.perturbation_states[name]
+        return self._perturbations[name].state_of(state, agent)
 
-    def change_perturbation(
-        self,
-        name: str,
-        change: Callable[[Tokens, PerturbationState], PerturbationState],
-    ) -> None:
+    def change_perturbation(self, name: str, change: Change) -> None:
         """Replace the state of a group's perturbation by a function of it.
 
         Args:
             name: the group.
             change: maps the unperturbed observation and the state to a new state.
         """
-        state, tokens = self.perturbation_states[name], self._observed()[name]
-        if not self.env.turn_based:
-            self.perturbation_states[name] = change(tokens, state)
-            return
-        count = self.env.groups[name].num_agents
-        groups = tokens.map(lambda part: part.repeat_interleave(count, 0))
-        changed = change(groups, flatten(state)).items()
-        batch = (-1, count)
-        new = {key: part.unflatten(0, batch) for key, part in changed}
-        self.perturbation_states[name] = {**new, BEGUN: state[BEGUN]}
+        self.perturbation_states[name] = self._perturbations[name].changed(
+            self._observed()[name], self.perturbation_states[name], change
+        )
 
     def _observed(self) -> dict[str, Tokens]:
         """Return the unperturbed observations."""
@@ -733,23 +704,16 @@ class Rollout:
         for name in env.groups:
             self.noise[name].restart(env.episodes, where)
         for name, perturbation in self._perturbations.items():
-            state = self.perturbation_states.get(name)
-            if isinstance(perturbation, OwnTurns):
-                started = perturbation.start(env.active[name], state, where)
-            else:
-                started = perturbation.start(
-                    observed[name],
-                    self._perturbation_keys(name),
-                    state,
-                    where,
-                    self._played,
-                )
-            self.perturbation_states[name] = started
+            self.perturbation_states[name] = perturbation.start(
+                observed[name], self.perturbation_states.get(name), where
+            )
         # Observe. Running environments keep their tokens: these were already perturbed
         # in this step, and must not be a second time.
         for name, tokens in observed.items():
             if name in self._perturbations:
-                tokens, after = self._perturb(name, tokens, where)
+                tokens, after = self._perturbations[name].perceive(
+                    tokens, self.perturbation_states[name], where
+                )
                 self.perturbation_states[name] = after
             # Replace the dictionary, which may belong to the environment.
             tokens = choose_rows(where, tokens, self.tokens.get(name))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -31,7 +32,7 @@ from marl_pool.options.types import Seed
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import Perturbation, PerturbationState
-from marl_pool.perturbations.turns import OwnTurns
+from marl_pool.perturbations.turns import EveryStep, OwnTurns
 from marl_pool.policies.action_spaces import ActionRows, Selection
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.masks import validate_mask_space
@@ -194,8 +195,6 @@ class Perturber:
         }
         # Check the options of the perturbation against the tokens' specs.
         self.perturbation = _perturbation(perturbation, list(self.specs.values()))
-        by_turns = self.batched is not None and self.batched.turn_based
-        self.turns = OwnTurns(self.perturbation) if by_turns else None
         counts = {name: len(agents) for name, agents in self.groups.items()}
         self.perturbation.validate_env(counts, None)
         # Observations keep their dtypes; their spaces may have more tokens.
@@ -213,11 +212,22 @@ class Perturber:
             if self.perturbation.covers(name)
             and (of_actions or isinstance(space, Selection))
         }
-        # Agents that select tokens select among those that they perceive.
-        self.selections = {
+        selections = {
             name: SelectedTokens(self.specs[name], ActionSpec.of_rows(rows))
             for name, rows in self.rows.items()
             if isinstance(rows.space, Selection)
+        }
+        turn_based = self.batched is not None and self.batched.turn_based
+        kind = OwnTurns if turn_based else EveryStep
+        self.perturbations: dict[str, EveryStep] = {
+            name: kind(
+                self.perturbation,
+                partial(self._acting, name),
+                partial(self._streams, name),
+                selections.get(name),
+            )
+            for name in self.groups
+            if self.perturbation.covers(name)
         }
         self.perceived: dict[str, Tokens] = {}
         for name in self.rows:
@@ -287,16 +297,9 @@ class Perturber:
             no_action = np.zeros(spec.shape, np.int64 if spec.integral else np.float32)
             stacked = np.stack([flat.get(agent, no_action) for agent in agents])[None]
             tensor = torch.from_numpy(stacked)
-            if (selection := self.selections.get(name)) is not None:
-                tokens = self.perceived[name]
-                origin = self._origin(name, tokens)
-                tensor = selection.execute(tensor, origin, tokens)
-            arguments = tensor, self.states[name], spec
-            if self.turns is None:
-                changed, self.states[name] = self.perturbation.act(*arguments)
-            else:
-                acting = self._acting(name)
-                changed, self.states[name] = self.turns.act(*arguments, acting)
+            changed, self.states[name] = self.perturbations[name].act(
+                tensor, self.states[name], spec, self.perceived[name]
+            )
             for agent, row in zip(agents, changed[0].numpy(), strict=True):
                 if agent in executed:
                     executed[agent] = (
@@ -320,18 +323,13 @@ class Perturber:
             self.episode, self.seed = 0, int(seed)
         self.played += 1
         self.steps = 0
-        env_id, episode, played = torch.tensor([[0], [self.episode], [self.played]])
+        env_id, episode = torch.tensor([[0], [self.episode]])
         for number, name in enumerate(self.groups):
             tokens = self._tokens(name, observations, infos)
             keys = stream_keys(self.seed, env_id, episode, Purpose.PERTURBATION, number)
             self.keys[name] = keys
-            if not self.perturbation.covers(name):
-                continue
-            if self.turns is None:
-                start = self.perturbation.start(tokens, keys, episodes=played)
-            else:
-                start = self.turns.start(self._acting(name), None, None)
-            self.states[name] = start
+            if name in self.perturbations:
+                self.states[name] = self.perturbations[name].start(tokens)
         return self._perceive(observations, infos)
 
     def observe(
@@ -341,16 +339,14 @@ class Perturber:
         self.steps += 1
         return self._perceive(observations, infos)
 
-    def _origin(self, name: str, tokens: Tokens) -> Tensor:
-        """Return the env's token behind each token that a group perceives."""
-        perturbation = self.perturbation if self.turns is None else self.turns
-        count = self.specs[name].num_tokens
-        return perturbation.origin(tokens, self.states[name], count)
-
     def _acting(self, name: str) -> Tensor:
         """Return which agents of a group have a turn, ``(1, agents)`` bool."""
         assert self.batched is not None
         return self.batched.active[name].cpu()
+
+    def _streams(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the key of a group's stream, and the number of episodes played."""
+        return self.keys[name], torch.tensor([self.played])
 
     def _perceive(
         self, observations: Mapping[Any, Observation], infos: Mapping[Any, Any]
@@ -358,23 +354,13 @@ class Perturber:
         new_observations: dict[Any, Observation] = {}
         for name, agents in self.groups.items():
             tokens = self._tokens(name, observations, infos)
-            if name in self.states:
-                state = self.states[name]
-                if self.turns is None:
-                    tokens, self.states[name] = self.perturbation(tokens, state)
-                else:
-                    tokens, self.states[name] = self.turns(
-                        tokens,
-                        state,
-                        self._acting(name),
-                        self.keys[name],
-                        torch.tensor([self.played]),
-                    )
-            if name in self.selections:
-                if tokens.action_mask is not None:
-                    origin = self._origin(name, tokens)
-                    tokens = self.selections[name].perceive(tokens, origin)
+            perturbation = self.perturbations.get(name)
+            if perturbation is not None:
+                tokens, self.states[name] = perturbation.perceive(
+                    tokens, self.states[name]
+                )
                 self.perceived[name] = tokens
+            selects = perturbation is not None and perturbation.selection is not None
             for i, agent in enumerate(agents):
                 parts = tokens.at((0, i)).columns
                 new_observations[agent] = {
@@ -383,7 +369,7 @@ class Perturber:
                 }
                 if agent in observations and MASK in observations[agent]:
                     mask = observations[agent][MASK]
-                    if name in self.selections:
+                    if selects:
                         # Tokens that were added have no option in the space.
                         mask = parts[MASK][: len(mask)].numpy().astype(mask.dtype)
                     new_observations[agent][MASK] = mask

@@ -1,12 +1,20 @@
-"""Perturbations in turn-based environments, where an agent's time is its own turns."""
+"""Perturbations of a group of agents, which act in every step or in their own turns."""
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from marl_pool.perturbations.base import ActionSpace, Perturbation, PerturbationState
+from marl_pool.perturbations.base import (
+    ActionSpace,
+    Perturbation,
+    PerturbationState,
+    choose,
+)
+from marl_pool.policies.selection import SelectedTokens
 from marl_pool.tokens import Tokens, like
 from marl_pool.utils.devices import may_read
 
@@ -14,7 +22,7 @@ if TYPE_CHECKING:
     from marl_pool.envs.base import BatchedEnv
     from marl_pool.envs.description import EnvDescription
 
-BEGUN = "begun"
+_BEGUN = "begun"
 """Entry of a state: ``(num_envs, agents)`` bool, the agent has had a turn."""
 
 
@@ -28,7 +36,102 @@ def validate_fits(
     perturbation.validate_env(counts, math.ceil(env.max_steps / turns))
 
 
-class OwnTurns:
+Change = Callable[[Tokens, PerturbationState], PerturbationState]
+"""A new state of a perturbation, from the unperturbed tokens and the state."""
+
+
+class EveryStep:
+    """A perturbation of a group of agents that all act in every step.
+
+    Agents that select tokens select among those that they perceive.
+
+    Args:
+        perturbation: the perturbation of the group.
+        acting: returns ``(num_envs, agents)`` bool, the agents that act in this step.
+        streams: returns the ``keys`` and ``episodes`` of `Perturbation.start`, of this
+            step's episodes.
+        selection: the tokens among which agents select; None if they do not.
+    """
+
+    def __init__(
+        self,
+        perturbation: Perturbation,
+        acting: Callable[[], Tensor],
+        streams: Callable[[], tuple[Tensor, Tensor]],
+        selection: SelectedTokens | None = None,
+    ) -> None:
+        self.perturbation = perturbation
+        self.acting, self.streams, self.selection = acting, streams, selection
+
+    def start(
+        self,
+        tokens: Tokens,
+        state: PerturbationState | None = None,
+        where: Tensor | None = None,
+    ) -> PerturbationState:
+        """Return the state at the start of an episode; see `Perturbation.start`."""
+        keys, episodes = self.streams()
+        return self.perturbation.start(tokens, keys, state, where, episodes)
+
+    def perceive(
+        self, tokens: Tokens, state: PerturbationState, where: Tensor | None = None
+    ) -> tuple[Tokens, PerturbationState]:
+        """Perturb the tokens of one step; return them and the next state.
+
+        Args:
+            tokens: of batch ``(num_envs, agents)``.
+            state: from `start` or an earlier call.
+            where: ``(num_envs,)`` bool, environments whose state advances; None for
+                all. The tokens of the others are not to be used.
+        """
+        perturbed, after = self._perturb(tokens, state, where)
+        if self.selection is not None and tokens.action_mask is not None:
+            origin = self.origin(perturbed, after, tokens.num_tokens)
+            perturbed = self.selection.perceive(perturbed, origin)
+        return perturbed, after
+
+    def act(
+        self,
+        actions: Tensor,
+        state: PerturbationState,
+        space: ActionSpace,
+        perceived: Tokens,
+    ) -> tuple[Tensor, PerturbationState]:
+        """Perturb actions, chosen from ``perceived``; see `Perturbation.act`."""
+        if self.selection is not None:
+            origin = self.origin(perceived, state, self.selection.spec.num_tokens)
+            actions = self.selection.execute(actions, origin, perceived)
+        return self._act(actions, state, space)
+
+    def origin(
+        self, perturbed: Tokens, state: PerturbationState, num_tokens: int
+    ) -> Tensor:
+        """Return where the tokens of a step come from; see `Perturbation.origin`."""
+        return self.perturbation.origin(perturbed, state, num_tokens)
+
+    def state_of(self, state: PerturbationState, agent: int) -> PerturbationState:
+        """Return the state of the whole group that applies to an agent."""
+        return state
+
+    def changed(
+        self, tokens: Tokens, state: PerturbationState, change: Change
+    ) -> PerturbationState:
+        """Return a changed state, given the unperturbed tokens of the step."""
+        return change(tokens, state)
+
+    def _perturb(
+        self, tokens: Tokens, state: PerturbationState, where: Tensor | None
+    ) -> tuple[Tokens, PerturbationState]:
+        perturbed, after = self.perturbation(tokens, state)
+        return perturbed, after if where is None else choose(where, after, state)
+
+    def _act(
+        self, actions: Tensor, state: PerturbationState, space: ActionSpace
+    ) -> tuple[Tensor, PerturbationState]:
+        return self.perturbation.act(actions, state, space)
+
+
+class OwnTurns(EveryStep):
     """A perturbation that sees each agent only in the turns in which it acts.
 
     In the turns of others an agent observes padding, which no delay, frozen reading or
@@ -39,85 +142,79 @@ class OwnTurns:
     other turns.
 
     The tensors of a state, ``(num_envs, agents, …)``, hold the states of all agents.
-
-    Args:
-        perturbation: the perturbation of a group of agents.
     """
 
-    def __init__(self, perturbation: Perturbation) -> None:
-        self.perturbation = perturbation
-
+    @override
     def start(
-        self, acting: Tensor, state: PerturbationState | None, where: Tensor | None
-    ) -> PerturbationState:
-        """Return the state before the first turn of an episode.
-
-        Args:
-            acting: ``(num_envs, agents)`` bool, agents in turn.
-            state: of the environments that are not reset; None at the first start.
-            where: ``(num_envs,)`` bool, the environments that are reset; None for all.
-        """
-        if state is None or where is None:
-            return {BEGUN: torch.zeros_like(acting)}
-        return {**state, BEGUN: state[BEGUN] & ~where[:, None]}
-
-    def __call__(
         self,
         tokens: Tokens,
-        state: PerturbationState,
-        acting: Tensor,
-        keys: Tensor,
-        episodes: Tensor,
-    ) -> tuple[Tokens, PerturbationState]:
-        """Perturb the tokens of one turn; return them and the next state.
+        state: PerturbationState | None = None,
+        where: Tensor | None = None,
+    ) -> PerturbationState:
+        if state is None or where is None:
+            return {_BEGUN: torch.zeros_like(self.acting())}
+        return {**state, _BEGUN: state[_BEGUN] & ~where[:, None]}
 
-        Args:
-            tokens: of batch ``(num_envs, agents)``.
-            state: from `start` or an earlier call.
-            acting: ``(num_envs, agents)`` bool, agents in turn.
-            keys: ``(num_envs,)`` as in `Perturbation.start`.
-            episodes: ``(num_envs,)`` as in `Perturbation.start`.
-        """
+    @override
+    def _perturb(
+        self, tokens: Tokens, state: PerturbationState, where: Tensor | None
+    ) -> tuple[Tokens, PerturbationState]:
+        acting = self.acting()
+        if where is not None:
+            acting = acting & where[:, None]
         count = acting.shape[1]
-        groups = tokens.map(lambda part: part.repeat_interleave(count, 0))
-        first = acting & ~state[BEGUN]
+        groups = _repeat(tokens, count)
+        first = acting & ~state[_BEGUN]
         is_new = len(state) == 1
         if is_new or not may_read(first) or first.any():
-            keys, episodes = (
-                part.repeat_interleave(count) for part in (keys, episodes)
-            )
+            keys, episodes = (part.repeat_interleave(count) for part in self.streams())
             started = self.perturbation.start(groups, keys, episodes=episodes)
             state = _merge(first, started, state)
-        perturbed, after = self.perturbation(groups, flatten(state))
-        state = {**_merge(acting, after, state), BEGUN: state[BEGUN] | acting}
+        perturbed, after = self.perturbation(groups, _flatten(state))
+        state = {**_merge(acting, after, state), _BEGUN: state[_BEGUN] | acting}
         return perturbed.map(lambda part: _of_each_agent(part, count)), state
 
+    @override
+    def _act(
+        self, actions: Tensor, state: PerturbationState, space: ActionSpace
+    ) -> tuple[Tensor, PerturbationState]:
+        acting = self.acting()
+        count = acting.shape[1]
+        groups = actions.repeat_interleave(count, 0)
+        changed, after = self.perturbation.act(groups, _flatten(state), space)
+        return _of_each_agent(changed, count), _merge(acting, after, state)
+
+    @override
     def origin(
         self, perturbed: Tokens, state: PerturbationState, num_tokens: int
     ) -> Tensor:
-        """Return where the tokens of a turn come from; see `Perturbation.origin`."""
         count = perturbed.types.shape[1]
-        groups = perturbed.map(lambda part: part.repeat_interleave(count, 0))
-        origin = self.perturbation.origin(groups, flatten(state), num_tokens)
+        groups = _repeat(perturbed, count)
+        origin = self.perturbation.origin(groups, _flatten(state), num_tokens)
         return _of_each_agent(origin, count)
 
-    def act(
-        self,
-        actions: Tensor,
-        state: PerturbationState,
-        space: ActionSpace,
-        acting: Tensor,
-    ) -> tuple[Tensor, PerturbationState]:
-        """Perturb the actions of one turn; see `Perturbation.act`."""
-        count = acting.shape[1]
-        groups = actions.repeat_interleave(count, 0)
-        changed, after = self.perturbation.act(groups, flatten(state), space)
-        return _of_each_agent(changed, count), _merge(acting, after, state)
+    @override
+    def state_of(self, state: PerturbationState, agent: int) -> PerturbationState:
+        return {key: part[:, agent] for key, part in state.items() if key != _BEGUN}
+
+    @override
+    def changed(
+        self, tokens: Tokens, state: PerturbationState, change: Change
+    ) -> PerturbationState:
+        batch = state[_BEGUN].shape
+        changed = change(_repeat(tokens, batch[1]), _flatten(state))
+        new = {key: part.unflatten(0, batch) for key, part in changed.items()}
+        return {**new, _BEGUN: state[_BEGUN]}
 
 
-def flatten(state: PerturbationState) -> PerturbationState:
+def _repeat(tokens: Tokens, count: int) -> Tokens:
+    """Repeat the tokens of a group for each of its agents."""
+    return tokens.map(lambda part: part.repeat_interleave(count, 0))
+
+
+def _flatten(state: PerturbationState) -> PerturbationState:
     """Return the states of all agents as one of a batch ``(num_envs · agents, …)``."""
-    return {key: part.flatten(0, 1) for key, part in state.items() if key != BEGUN}
+    return {key: part.flatten(0, 1) for key, part in state.items() if key != _BEGUN}
 
 
 def _of_each_agent(part: Tensor, count: int) -> Tensor:

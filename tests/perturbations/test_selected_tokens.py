@@ -163,11 +163,9 @@ def test_own_turns_pass_on_token_origins() -> None:
     env.reset()
     tokens = env.observe()["agent"]
     perturbation = make_perturbation("shuffle", specs=[env.groups["agent"].tokens])
-    turns = OwnTurns(perturbation)
-    acting = torch.ones(4, 3, dtype=torch.bool)
-    state = turns.start(acting, None, None)
-    keys = torch.arange(4)
-    perceived, state = turns(tokens, state, acting, keys, torch.zeros(4).long())
+    acting, streams = torch.ones(4, 3).bool(), (torch.arange(4), torch.zeros(4).long())
+    turns = OwnTurns(perturbation, lambda: acting, lambda: streams)
+    perceived, state = turns.perceive(tokens, turns.start(tokens))
     origin = turns.origin(perceived, state, tokens.num_tokens)
     assert origin.shape == perceived.types.shape
     assert torch.equal(take_features(tokens.features, origin), perceived.features)
