@@ -439,7 +439,7 @@ class Run:
     def origin(self, checkpoint: Path) -> dict[str, str]:
         """Return what computed a checkpoint: kernels and versions, by name.
 
-        Earlier versions of this package did not record it.
+        Nothing is known of a checkpoint whose manifest is damaged.
         """
         return dict(self._manifest(checkpoint).get("origin", {}))
 
@@ -530,7 +530,7 @@ class Run:
         if not self._best_file.is_file():
             return None
         problem = ""
-        with suppress(FileNotFoundError):  # an earlier version wrote no manifest
+        with suppress(FileNotFoundError):  # without a manifest nothing is compared
             problem = manifest.problem_of(self._best_file.parent, only=BEST)
         if problem.startswith(BEST):
             raise InputError(f"{self._best_file} cannot be read: {problem}")
