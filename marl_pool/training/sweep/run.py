@@ -54,7 +54,7 @@ def run_sweep(sweep: Sweep, plan: Plan, dry_run: bool) -> dict[str, str]:
     trials, settings, job = plan.trials, plan.settings, JOBS[sweep.verb]
     with cluster.quiet():
         # Reject wrong parts and missing data before the first trial starts.
-        _validate_parts(sweep.verb, plan.examples, settings)
+        _validate_parts(plan.examples, settings)
         search = None
         if isinstance(plan, SearchPlan):
             from marl_pool.training.sweep.search import Search  # loads optuna
@@ -158,12 +158,10 @@ def _report_damage(
             print_line(f"{run.path}: {problem}")
 
 
-def _validate_parts(
-    verb: str, trials: Sequence[PlannedTrial], settings: SweepSettings
-) -> None:
+def _validate_parts(trials: Sequence[PlannedTrial], settings: SweepSettings) -> None:
     """Reject parts that do not fit each other, once for each kind of trial."""
-    validate_device, assemble = VALIDATE[verb]
     for trial in {cell_of(trial.config): trial for trial in trials}.values():
+        validate_device, assemble = VALIDATE[trial.config.verb]
         with naming(trial.name):
             # Machines of a cluster may have devices that this one lacks.
             if settings.address is None:
