@@ -20,7 +20,6 @@ from marl_pool.utils.text import print_line, quoted
 if TYPE_CHECKING:
     from marl_pool.runs.run import Run
     from marl_pool.runs.sweep import Sweep
-    from marl_pool.training.jobs import Job
     from marl_pool.training.settings import RunConfig
     from marl_pool.training.sweep.plan import Plan
 
@@ -64,7 +63,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     """Run every trial of a grid or search; in a dry run, estimate their cost."""
     overrides += common.flags_as_keys(arguments)
     from marl_pool import config
-    from marl_pool.runs.sweep import Sweep, default_path
+    from marl_pool.runs.sweep import default_path
 
     # Compose and check all trials, so that a mistake in any of them shows at once.
     verb, folder = arguments.trained_by, arguments.config_dir
@@ -79,65 +78,20 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         checked = config.check_plain(study, {**composed, "grid": plan.grid})
         common.print_config(study, checked, folder)
         return 0
-    # Choose a folder without an earlier sweep.
-    first = plan.examples[0].config
-    path = arguments.sweep_dir or default_path(first.plain)
     if arguments.or_resume and arguments.sweep_dir is None:
         raise InputError("--or-resume: expected --sweep-dir DIR, the sweep's folder")
-    if arguments.or_resume and not arguments.dry_run:
-        from marl_pool.runs.mirrored import restore_sweep
+    from marl_pool.training.sweep.folder import begin_sweep
 
-        # Without a folder, the sweep is restored from its mirror.
-        restore_sweep(Path(path), first.storage)
-    if arguments.or_resume and Sweep.is_at(path):
-        old_sweep = _same_sweep(Sweep.open(path), plan, verb)
-        return _run_sweep(old_sweep, plan, arguments.dry_run, or_resume=True)
-    if Sweep.is_at(path):
-        raise InputError(
-            f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
-        )
-    _validate_new_sweep(Path(path))
-    new_sweep = Sweep(path, plan.grid, plan.overrides, folder, verb, plan.space)
-    if not arguments.dry_run:
-        from marl_pool.runs.mirrored import validate_new
-
-        validate_new(new_sweep.path, first.storage)
-    return _run_sweep(new_sweep, plan, arguments.dry_run, or_resume=arguments.or_resume)
-
-
-def _validate_new_sweep(folder: Path) -> None:
-    """Reject a folder that has files, such as a run's."""
-    from marl_pool.runs.run import files_in
-    from marl_pool.runs.sweep import TRIALS
-
-    for path in (folder / TRIALS, folder):
-        files = files_in(path) if path.is_dir() else []
-        if other_files := [name for name in files if name != TRIALS]:
-            raise InputError(
-                f"{path}: expected a new or empty folder for a sweep, got one with "
-                f"{other_files[0]}"
-            )
-
-
-def _same_sweep(sweep: "Sweep", plan: "Plan", verb: str) -> "Sweep":
-    """Reject a sweep that another command has begun."""
-    for key, expected, actual in (
-        ("--verb", verb, sweep.verb),
-        ("grid", plan.grid, sweep.grid),
-        ("ranges", plan.space, sweep.space),
-        ("overrides", plan.overrides, sweep.overrides),
-    ):
-        if expected != actual:
-            raise InputError(f"{sweep.path}: {key}: expected {expected}, got {actual}")
-    return sweep
+    path = arguments.sweep_dir or default_path(plan.examples[0].config.plain)
+    flags = {"or_resume": arguments.or_resume, "dry_run": arguments.dry_run}
+    return _run_sweep(begin_sweep(path, plan, folder, **flags), plan, **flags)
 
 
 def _run_sweep(
-    sweep: "Sweep", plan: "Plan", dry_run: bool = False, *, or_resume: bool = False
+    sweep: "Sweep", plan: "Plan", *, dry_run: bool = False, or_resume: bool = False
 ) -> int:
-    from marl_pool.runs.sweep import TRIALS, stopped_early
-    from marl_pool.training.jobs import config_of
-    from marl_pool.training.sweep.plan import prepared
+    from marl_pool.runs.sweep import TRIALS
+    from marl_pool.training.sweep.plan import is_done, prepared
 
     with prepared(sweep, plan, dry_run):
         validate_module("ray")
@@ -167,12 +121,7 @@ def _run_sweep(
         f"marl-pool ls {path}",
         *(f"marl-pool {verb} {path}/{TRIALS}/*" for verb in reads),
     )
-    # A trial that its time limit ended has to be resumed.
-    ended = stopped_early(sweep.proposals())
-    tried = [trial for trial in plan.trials if trial.name not in ended]
-    runs = map(sweep.run, tried if or_resume else [])
-    done = all(run is not None and _is_finished(run, config_of(run)) for run in runs)
-    return 0 if done else UNFINISHED
+    return 0 if not or_resume or is_done(sweep, plan) else UNFINISHED
 
 
 def resume(arguments: Namespace, overrides: list[str]) -> int:
@@ -219,10 +168,12 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
 
 def _continue(run: "Run", config: "RunConfig") -> int:
     """Continue a run from its newest checkpoint."""
+    from marl_pool.training.jobs import JOBS, is_finished, validate_ray_for
+
     # A raised limit adds training; otherwise the run may be complete.
-    if _is_finished(run, config):
+    if is_finished(run, config):
         run.recover()
-        job = _job(run.verb)
+        job = JOBS[run.verb]
         amount = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
         print(f"{run.path}: {amount} are done; nothing to do")
         # Upload what its mirror lacks.
@@ -233,16 +184,8 @@ def _continue(run: "Run", config: "RunConfig") -> int:
         with run.lock(), mirrored(run, config.storage) as mirror:
             pass
         return _mirror_status(mirror.problem if mirror else "")
-    from marl_pool.training.jobs import validate_ray_for
-
     validate_ray_for(config)
     return _run_training(run, config)
-
-
-def _job(verb: str) -> "Job":
-    from marl_pool.training.jobs import JOBS
-
-    return JOBS[verb]
 
 
 def _mirror_status(problem: str) -> int:
@@ -274,8 +217,9 @@ def _validate_same_network(
 
 def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
     from marl_pool.config import parse, plan_grid, plan_space
+    from marl_pool.training.jobs import JOBS
 
-    _validate_keys((*_job(sweep.verb).controls, "sweep"), overrides)
+    _validate_keys((*JOBS[sweep.verb].controls, "sweep"), overrides)
     swept = {*sweep.grid, *(sweep.space or ())}
     for key in {parse(text).key for text in overrides} & swept:
         raise InputError(f"{key}: it is swept; for other values start a new sweep")
@@ -302,20 +246,17 @@ def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:
             )
 
 
-def _is_finished(run: "Run", config: "RunConfig") -> bool:
-    job = _job(run.verb)
-    return job.saved(run) >= job.total(config)
-
-
 def _unfinished(run: "Run", config: "RunConfig") -> int:
     """Return the exit status that tells a job whether to try again."""
-    return 0 if _is_finished(run, config) else UNFINISHED
+    from marl_pool.training.jobs import is_finished
+
+    return 0 if is_finished(run, config) else UNFINISHED
 
 
 def _run_training(run: "Run", config: "RunConfig") -> int:
-    from marl_pool.training.jobs import perform
+    from marl_pool.training.jobs import JOBS, is_finished, perform
 
-    job, began = _job(run.verb), time.monotonic()
+    job, began = JOBS[run.verb], time.monotonic()
     try:
         problem = perform(run, config)
     except KeyboardInterrupt as error:
@@ -323,7 +264,7 @@ def _run_training(run: "Run", config: "RunConfig") -> int:
             raise  # there is nothing to resume
         return common.stopped(error, run.path, config.plain)
     # A time limit ends a run early, and a resume continues it.
-    if config.time_limit is not None and not _is_finished(run, config):
+    if config.time_limit is not None and not is_finished(run, config):
         command = common.resume_command(run.path, config.plain)
         print_line(f"time_limit is over; resume with: {command}")
     # Print what exists: a fit has results in place of a policy.

@@ -142,6 +142,12 @@ def config_of(run: Run) -> RunConfig:
     return JOBS[run.verb].config.from_plain(run.config)
 
 
+def is_finished(run: Run, config: RunConfig) -> bool:
+    """Return True if a run has saved all training of a configuration."""
+    job = JOBS[config.verb]
+    return job.saved(run) >= job.total(config)
+
+
 def validate_ray_for(config: RunConfig) -> None:
     """Reject a run that needs ray if ray is not installed."""
     has_workers = isinstance(config, EvolveConfig) and config.resources.num_workers

@@ -7,8 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from marl_pool.runs.sweep import TRIALS, Grid, Space, Sweep, Trial, proposal_name
-from marl_pool.training.jobs import validate_same
+from marl_pool.runs.sweep import (
+    TRIALS,
+    Grid,
+    Space,
+    Sweep,
+    Trial,
+    proposal_name,
+    stopped_early,
+)
+from marl_pool.training.jobs import config_of, is_finished, validate_same
 from marl_pool.training.settings import RunConfig, SweepSettings
 from marl_pool.training.supervised.settings import FitConfig
 
@@ -132,3 +140,10 @@ def validate_runs(sweep: Sweep, plan: Plan) -> None:
     for trial in plan.trials:
         if run := sweep.run(trial):
             validate_same(run, trial.config)
+
+
+def is_done(sweep: Sweep, plan: Plan) -> bool:
+    """Return True unless a trial has to be resumed, as its time limit ended it."""
+    ended = stopped_early(sweep.proposals())
+    runs = [sweep.run(trial) for trial in plan.trials if trial.name not in ended]
+    return all(run is not None and is_finished(run, config_of(run)) for run in runs)
