@@ -17,8 +17,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run -m )pytest --durations=40 --durations-min=5
 PAIR := -n 2 --dist worksteal
 # A file's slow tests share a run, and a worker's files a cluster. Without reordering, as
-# xdist would leave files with few tests, which take longest, to the end.
-FILES := -n 2 --dist loadfile --no-loadscope-reorder
+# xdist would leave files with few tests, which take longest, to the end. Three, since
+# most of them wait for processes that they start.
+FILES := -n 3 --dist loadfile --no-loadscope-reorder
 HIGHWAY := $(shell sed -n '/^highway-env==/p' constraints.txt)
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
