@@ -166,7 +166,8 @@ def check_section(name: str, config: Any, section: AnySection) -> dict[str, Any]
     cls = section.cls()
     if is_dataclass(cls):
         return check_settings(cls, config, name)
-    return check_options(name, config, options_of(cls, section.context))
+    options = options_of(cls, section.context)
+    return check_options(name, config, options, context=section.context)
 
 
 def check_group(
@@ -189,7 +190,7 @@ def check_group(
     for part in group.parts:
         if isinstance(values.get(part), str):
             values[part] = {"name": values[part]}
-    checked = check_options(where, values, options, cls)
+    checked = check_options(where, values, options, cls, group.context)
     for part, group_name in group.parts.items():
         if checked.get(part) is not None:  # null, where a class needs none
             leader = checked.get(group.leaders.get(part, "")) or {}

@@ -152,9 +152,8 @@ def make_batched_env(name: str, num_envs: int, **options: Any) -> "BatchedEnv":
     from marl_pool.envs.base import AgentGroup, BatchedEnv
     from marl_pool.envs.contract import validate_groups
 
-    env: BatchedEnv = build(
-        name, ENVS, "env", BatchedEnv, {"num_envs": num_envs, **options}
-    )
+    sizes = {"num_envs": num_envs}
+    env: BatchedEnv = build(name, ENVS, "env", BatchedEnv, sizes | options, sizes)
     validate_groups(env, AgentGroup)
     return env
 

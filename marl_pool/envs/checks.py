@@ -28,6 +28,8 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError, described
 
 NUM_ENVS, STEPS, SEED = 3, 25, 11
+SET_BY_CHECKS = ("num_envs", "seed", "first_env")
+"""Arguments of an environment that the checks vary."""
 
 
 @kept_workers()  # each rule builds environments
@@ -49,8 +51,13 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
         for all rules that remain.
 
     Raises:
-        InputError: an unknown name or option.
+        InputError: an unknown name or option, or one that the checks set.
     """
+    for key in SET_BY_CHECKS:
+        if key in options:
+            raise InputError(
+                f"env.{key}: expected none, since the checks set it, got {options[key]}"
+            )
 
     def build(num_envs: int = NUM_ENVS, **extra: Any) -> BatchedEnv:
         return make_batched_env(name, num_envs, seed=SEED, **options, **extra)

@@ -11,6 +11,7 @@ from marl_pool.options.signatures import (
     check_sizes,
     describe,
     options_of,
+    unknown_key,
 )
 from marl_pool.utils.errors import InputError
 
@@ -68,8 +69,8 @@ def build(
         # A constructor with ``**options`` may pass on what nothing takes.
         for key in options.keys() - accepted.keys():
             if f"unexpected keyword argument {key!r}" in reason:
-                named = accepted.keys() - {ANY_OTHER}
-                raise unknown(f"option of {kind} {name!r}:", key, named) from error
+                named = accepted.keys() - {ANY_OTHER, *(context or {})}
+                raise unknown_key(f"{kind}.{key}", named) from error
         raise InputError(
             f"{kind} {name!r}: expected options of other types: {reason}"
         ) from error

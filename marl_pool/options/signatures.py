@@ -112,7 +112,11 @@ def _passed_on(cls: type, shared: type[Any]) -> dict[str, Option]:
 
 
 def check_options(
-    where: str, section: Any, options: Mapping[str, Option], cls: type | None = None
+    where: str,
+    section: Any,
+    options: Mapping[str, Option],
+    cls: type | None = None,
+    context: Set[str] = frozenset(),
 ) -> dict[str, Any]:
     """Check a mapping of keys to values; return it complete, in the options' order.
 
@@ -121,6 +125,7 @@ def check_options(
         section: the composed section; None counts as an empty mapping.
         options: the allowed keys.
         cls: the class whose docstring explains a missing key.
+        context: arguments that the program sets, which ``**options`` may not hold.
 
     Raises:
         InputError: an unknown or missing key, a wrong type or range.
@@ -133,8 +138,8 @@ def check_options(
     fallback = allowed.pop(ANY_OTHER, None)
     for key in section:
         if key not in allowed:
-            if fallback is None:
-                raise unknown_key(join(where, key), allowed)
+            if fallback is None or key in context:
+                raise unknown_key(join(where, key), options.keys() - {ANY_OTHER})
             allowed[key] = fallback
     checked = {}
     for key, option in allowed.items():

@@ -9,6 +9,7 @@ from helpers.faulty_pole import FaultyPole
 from helpers.tables import yaml_cases
 from marl_pool.cli import main as cli
 from marl_pool.envs.checks import RULES, check_env
+from marl_pool.utils.errors import InputError
 
 PLUG_IN = "helpers.faulty_pole:FaultyPole"
 
@@ -104,6 +105,28 @@ def test_the_command_prints_a_line_for_each_rule(capsys):
     message = capsys.readouterr().err
     for part in ("env=NAME", "env.KEY=…", "env_timeout=SECONDS", "got 'ppo.lr=1'"):
         assert part in message
+
+
+class Loose(FaultyPole):
+    """A pole whose ``**common`` has no type, so that only Python knows its options."""
+
+    def __init__(self, num_envs: int, *, gain: float = 1.0, **common):
+        super().__init__(num_envs, fault="none", **common)
+        self.gain = gain
+
+
+def test_an_option_that_a_loose_constructor_may_not_have_is_named(capsys):
+    loose = f"env={__name__}:Loose"
+    for verb in ("check-env", "train"):
+        for key in ("num_envs", "seed"):
+            assert cli.main([verb, loose, f"env.{key}=4"]) == 2
+            message = capsys.readouterr().err
+            assert f"env.{key}: unknown key {key!r}: choose from gain." in message
+    # A key that its base refuses is found when it is constructed.
+    with pytest.raises(InputError, match=r"env\.gian: .* choose from gain\. Did you"):
+        check_env(f"{__name__}:Loose", gian=3)
+    with pytest.raises(InputError, match=r"env\.seed: expected none, .*, got 3"):
+        check_env("cartpole", seed=3)
 
 
 def test_an_environment_that_hangs_is_named(monkeypatch, capsys):
