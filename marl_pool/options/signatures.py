@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import json
 import re
+import sys
 import textwrap
 import types
 from collections.abc import Collection, Iterable, Mapping, Set
@@ -12,6 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import (
     Annotated,
     Any,
@@ -66,17 +68,12 @@ def options_of(cls: type, omit: Set[str] = frozenset()) -> dict[str, Option]:
 
 @cache
 def _options_of(cls: type) -> dict[str, Option]:
-    # Evaluate annotations written as text.
-    try:
-        signature = inspect.signature(cls, eval_str=True)
-    except NameError:  # an annotation that only type checkers import
-        signature = inspect.signature(cls)
-    # Without an annotation that can be evaluated, any value fits.
     options: dict[str, Option] = {}
-    for parameter in signature.parameters.values():
-        annotation = parameter.annotation
-        if annotation is parameter.empty or isinstance(annotation, str):
-            annotation = Any
+    for parameter in inspect.signature(cls).parameters.values():
+        annotation = Any
+        if parameter.annotation is not parameter.empty:
+            scope = _scope_of(cls, parameter)
+            annotation = _evaluated(parameter.annotation, scope)
         # A typed dictionary lists the unpacked options.
         if get_origin(annotation) is Unpack:
             options |= _passed_on(cls, *get_args(annotation))
@@ -86,25 +83,46 @@ def _options_of(cls: type) -> dict[str, Option]:
             options[parameter.name] = Option(annotation, parameter.default)
     # A signature has no value for a default factory.
     if is_dataclass(cls):
-        hints = get_type_hints(cls, include_extras=True)
         for item in fields(cls):
             if item.default_factory is not MISSING and item.name in options:
                 default = to_jsonable_python(item.default_factory())
-                options[item.name] = Option(hints[item.name], default)
+                options[item.name] = options[item.name]._replace(default=default)
     return options
+
+
+def _scope_of(cls: type[Any], parameter: inspect.Parameter) -> dict[str, Any]:
+    """Return the global names of the module that wrote a parameter's annotation."""
+    # The constructor of a dataclass repeats the annotations of its bases' fields.
+    for base in cls.__mro__:
+        declared = inspect.get_annotations(base).get(parameter.name)
+        if declared == parameter.annotation and base.__module__ in sys.modules:
+            return vars(sys.modules[base.__module__])
+    return getattr(inspect.unwrap(cls.__init__), "__globals__", {})
+
+
+def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
+    """Return an annotation without text; `Any`, which fits each value, if it fails.
+
+    It fails where a class is imported only under ``TYPE_CHECKING``.
+    """
+    holder = SimpleNamespace(__annotations__={"option": annotation})
+    try:
+        return get_type_hints(holder, scope, include_extras=True)["option"]
+    except Exception:  # whatever the text of a user's annotation raises
+        return Any
 
 
 def _passed_on(cls: type, shared: type[Any]) -> dict[str, Option]:
     """Return the options of a typed ``**common``, with the defaults of a base class."""
-    hints = get_type_hints(shared, include_extras=True)
+    scope = vars(sys.modules[shared.__module__])
     # The nearest base that has the parameter determines its default.
     bases = [options_of(base) for base in cls.__mro__[1:] if base is not object]
     return {
         name: Option(
-            annotation,
+            _evaluated(annotation, scope),
             next(options[name] for options in bases if name in options).default,
         )
-        for name, annotation in hints.items()
+        for name, annotation in shared.__annotations__.items()
     }
 
 

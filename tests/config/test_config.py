@@ -467,6 +467,53 @@ def test_a_wrong_plugin_is_refused(plugins, overrides, message):
     assert message in refusal("train", f"pooling={overrides[0]}", *overrides[1:])
 
 
+FOR_TYPE_CHECKERS = """
+    from __future__ import annotations
+
+    from dataclasses import dataclass, field
+    from typing import TYPE_CHECKING
+
+    from marl_pool.options.types import PositiveFloat
+    from marl_pool.perturbations import TokenShare
+    from marl_pool.pooling import MaxPooling
+
+    if TYPE_CHECKING:
+        from collections.abc import Sequence
+        from torch import Tensor
+
+    class Scaled(MaxPooling):
+        def __init__(
+            self, dim: int, *, w: Tensor | None = None, scale: PositiveFloat = 1.0
+        ):
+            super().__init__(dim)
+
+    @dataclass(kw_only=True, eq=False)
+    class Shift(TokenShare):
+        '''Shift.'''
+
+        steps: Sequence[int] = field(default_factory=list)
+        sizes: list[int] = field(default_factory=list)
+
+        def apply(self, tokens, state):
+            return tokens
+"""
+
+
+def test_a_type_that_only_type_checkers_import_leaves_the_others_checked(plugins):
+    plugins("checker_parts", FOR_TYPE_CHECKERS)
+    head, shift = "pooling=checker_parts:Scaled", "perturbation=checker_parts:Shift"
+    for value, shown in {"abc": "'abc'", "-3": "-3"}.items():
+        message = refusal("train", head, f"pooling.scale={value}")
+        assert f"pooling.scale: expected a number > 0, got {shown}" in message
+    message = refusal("train", shift, "perturbation.sizes=[a]")
+    assert "sizes: expected a list (each an integer), got ['a']" in message
+    message = refusal("train", shift, "perturbation.severity=2")
+    assert "severity: expected a number in [0, 1], or two" in message
+    config = compose("train", [head, "pooling.w=x", shift, "perturbation.steps=[a]"])
+    assert config["pooling"]["w"] == "x"
+    assert config["perturbation"]["steps"] == ["a"]
+
+
 # A user's own folder of YAML
 
 
