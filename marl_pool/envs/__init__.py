@@ -12,8 +12,10 @@ import gymnasium
 import pettingzoo
 
 from marl_pool.options.construction import build
-from marl_pool.options.names import unknown
+from marl_pool.options.names import resolve, unknown
 from marl_pool.options.plugins import Registry
+from marl_pool.options.signatures import ANY_OTHER, options_of
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -149,9 +151,18 @@ def make_batched_env(name: str, num_envs: int, **options: Any) -> "BatchedEnv":
         InputError: an unknown name, a wrong option or a number out of range, or an
             environment that declares no groups of agents, or one without agents.
     """
-    from marl_pool.envs.base import AgentGroup, BatchedEnv
+    from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
     from marl_pool.envs.contract import validate_groups
 
+    # The program sets these options, so a user would not know them from a message.
+    accepted = options_of(resolve(name, ENVS, "env", BatchedEnv)).keys()
+    common = [key for key in EnvOptions.__annotations__ if key in options]
+    missing = [key for key in common if accepted.isdisjoint((key, ANY_OTHER))]
+    if missing:
+        raise InputError(
+            f"env {name!r}: expected a constructor that accepts {', '.join(missing)}, "
+            f"as by **common passed on to BatchedEnv; got {', '.join(accepted)}"
+        )
     sizes = {"num_envs": num_envs}
     env: BatchedEnv = build(name, ENVS, "env", BatchedEnv, sizes | options, sizes)
     validate_groups(env, AgentGroup)

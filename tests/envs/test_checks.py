@@ -129,6 +129,21 @@ def test_an_option_that_a_loose_constructor_may_not_have_is_named(capsys):
         check_env("cartpole", seed=3)
 
 
+class Seedless(FaultyPole):
+    """A pole that passes no option on."""
+
+    def __init__(self, num_envs: int, *, max_steps: int = 20):
+        super().__init__(num_envs, fault="none", max_steps=max_steps)
+
+
+def test_a_constructor_without_the_common_options_is_named(capsys):
+    for verb in ("check-env", "train"):
+        assert cli.main([verb, f"env={__name__}:Seedless"]) == 2
+        message = capsys.readouterr().err
+        assert "expected a constructor that accepts seed, " in message
+        assert "**common passed on to BatchedEnv; got num_envs, max_steps" in message
+
+
 def test_an_environment_that_hangs_is_named(monkeypatch, capsys):
     monkeypatch.setattr(FaultyPole, "num_steps", 0)
     words = ["check-env", f"env={PLUG_IN}", "+env.fault=hangs", "+env.after=5"]
