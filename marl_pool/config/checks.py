@@ -182,6 +182,11 @@ def check_group(
     if name != NONE:
         cls = names.resolve(name, group.names(), kind, load(group.base))
         options = options_of(cls, group.context)
+        if "name" in options:
+            raise InputError(
+                f"{kind} {name!r}: expected options of other names than 'name', which "
+                "is the key of the class, got the option 'name'"
+            )
     elif values:
         raise InputError(
             f"{join(where, min(values))}: expected no options with {where}={name}"

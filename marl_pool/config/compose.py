@@ -291,6 +291,7 @@ def signature(section: AnySection, option: str) -> Config:
     defaults = _defaults(section.cls(option), section.context)
     if not isinstance(section, Group):
         return defaults
+    defaults.pop("name", None)  # the check refuses an option of this name
     followed = {key: section.follows[key] for key in defaults if key in section.follows}
     return {"name": option, **defaults, **followed}
 

@@ -172,6 +172,10 @@ def check_options(
             raise InputError(f"{full}: expected {kind}; it has no default{meaning}")
         else:
             checked[key] = to_jsonable_python(option.default)
+            try:
+                check_value(full, checked[key], option.annotation)
+            except InputError as error:
+                raise InputError(f"the default of {error}") from error
     return checked
 
 

@@ -436,6 +436,14 @@ POOL = """
         def __init__(self, dim: int, untyped=3, *, lazy: "Unknown" = 4, **more: float):
             super().__init__(dim, power=2)
 
+    class Named(MyPool):
+        def __init__(self, dim: int, *, name: str = "mine"):
+            super().__init__(dim, power=2)
+
+    class WrongDefault(MyPool):
+        def __init__(self, dim: int, *, scale: int = 0.5):
+            super().__init__(dim, power=2)
+
     class NoPool:
         pass
 """
