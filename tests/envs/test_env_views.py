@@ -13,7 +13,13 @@ from pettingzoo.utils import parallel_to_aec
 from torch import Tensor
 
 from helpers.env_cases import CASES
-from marl_pool.envs import VERSIONS, env_names, make_env, registered_id
+from marl_pool.envs import (
+    VERSIONS,
+    env_names,
+    make_batched_env,
+    make_env,
+    registered_id,
+)
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.canvas import Disc, Frame, Projection
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
@@ -58,14 +64,6 @@ class Mortal(SimpleCentroid):
         return {"agent": rewards["agent"] * alive}, ended
 
 
-TEAMS = {
-    *(name for name in VERSIONS if name.startswith("mpev2_")),
-    *("simple_adversary", "simple_push", "simple_reference", "simple_world_comm"),
-    *("simple_speaker_listener", "xor"),
-}
-"""Environments that always have several agents."""
-
-
 class ThreeStepTask(SimpleCentroid):
     """The task ends at the third step."""
 
@@ -104,14 +102,15 @@ def test_pettingzoo_checkers_accept_its_aec_form(name, options):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        (name, options)
-        for name in VERSIONS
-        for options in VARIANTS.get(name, [{}])
-        if name not in TEAMS
-    ],
+    [(name, options) for name in VERSIONS for options in VARIANTS.get(name, [{}])],
 )
-def test_gymnasium_checker_accepts_the_one_agent_view(name, options):
+def test_gymnasium_checker_accepts_the_view_of_one_agent(name, options):
+    groups = make_batched_env(name, 1, **options).groups
+    count = sum(group.num_agents for group in groups.values())
+    if count > 1:
+        with pytest.raises(InputError, match=f"expects one agent, got {count};"):
+            gymnasium.make(registered_id(name), **options)
+        return
     env = gymnasium.make(registered_id(name), render_mode="rgb_array", **options)
     check_env(env.unwrapped)
 

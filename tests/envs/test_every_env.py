@@ -9,7 +9,7 @@ pytest.importorskip("ray")
 from helpers.pictures import read_video, share_beside_background
 from helpers.training import RAY_WARNINGS
 from marl_pool.cli.main import main
-from marl_pool.envs import env_names
+from marl_pool.envs import env_names, make_batched_env
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
@@ -20,23 +20,20 @@ SMALL = [
 ]
 EXTRA = {"pettingzoo": ["env.module=mpe2.simple_spread_v3"]}
 PLUGINS = {"pettingzoo": ["--plugin", "mpe2.simple_spread_v3"]}
-AGENTS = {
-    **{"pettingzoo": 3, "simple_spread": 3, "simple_adversary": 3, "simple_push": 2},
-    "lbforaging": 2,
-    **{
-        "simple_reference": 2,
-        "simple_speaker_listener": 2,
-        "simple_world_comm": 6,
-        "xor": 2,
-    },
-    **{name: 4 for name in env_names() if name.startswith("mpev2_")},
-}
+
+
+def batch_size(name):
+    """Return the steps of all agents in 32 steps of the environment."""
+    options = dict(
+        option.removeprefix("env.").split("=") for option in EXTRA.get(name, ())
+    )
+    groups = make_batched_env(name, 1, **options).groups
+    return 32 * sum(group.num_agents for group in groups.values())
 
 
 @pytest.mark.parametrize("name", env_names())
 def test_every_env_trains_evaluates_and_renders(name, tmp_path, capsys):
-    run = tmp_path / "run"
-    batch = 32 * AGENTS.get(name, 1)
+    run, batch = tmp_path / "run", batch_size(name)
     arguments = [f"env={name}", *EXTRA.get(name, []), *SMALL, f"ppo.batch_size={batch}"]
     assert main(["train", *arguments, "--run-dir", str(run)]) == 0
     with (run / "metrics.csv").open() as lines:
@@ -58,7 +55,7 @@ def test_every_env_trains_evaluates_and_renders(name, tmp_path, capsys):
     [("simple_spread", True), ("simple_world_comm", True), ("mpev2_tag", False)],
 )
 def test_teams_change_in_the_suite_of_population(name, has_number, tmp_path):
-    run, batch = tmp_path / "run", 32 * AGENTS[name]
+    run, batch = tmp_path / "run", batch_size(name)
     sizes = [*SMALL, "env.max_steps=16", f"ppo.batch_size={batch}"]
     assert main(["train", f"env={name}", *sizes, "--run-dir", str(run)]) == 0
     suite = ["suite=population", "episodes=4", "threads=1"]
