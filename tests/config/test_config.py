@@ -408,7 +408,10 @@ def test_a_suite_is_chosen_by_name():
 def test_the_standard_suite_fits_and_is_filled_in():
     suite = compose("evaluate")["perturbations"]
     full = compose("evaluate", ["suite=full"])["perturbations"]
-    assert sorted({entry["name"] for entry in suite}) == OBSERVED
+    names = {entry["name"] for entry in suite}
+    missing = ", ".join(sorted({*OBSERVED} - names))
+    assert not missing, f"add {missing} to marl_pool/configs/suite/standard.yaml"
+    assert names == {*OBSERVED}
     assert full[: len(suite)] == suite
     for entry in suite:
         assert len(entry["severities"]) == 5

@@ -217,7 +217,11 @@ def test_its_extras_exist():
 def test_its_tables_name_all_that_is_registered(kind):
     table = README[README.index(f"| `{kind}=`") :].partition("\n\n")[0]
     names = re.findall(r"^\| `(\w+)` \|", table, re.M)
-    assert sorted(names) == sorted(GROUPS[kind].names())
+    registered = GROUPS[kind].names().keys()
+    missing, leftovers = registered - {*names}, {*names} - registered
+    assert not missing, f"add {', '.join(sorted(missing))} to docs/layers.md"
+    assert not leftovers, f"remove {', '.join(sorted(leftovers))} from docs/layers.md"
+    assert len(names) == len({*names})
 
 
 def test_the_table_of_perturbations_is_what_the_docstrings_say():

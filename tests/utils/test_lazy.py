@@ -26,7 +26,10 @@ def test_every_registered_class_is_exported(room, registry):
     for target in registry.built_in.values():
         module, _, name = target.partition(":")
         if module.startswith(f"marl_pool.{room}."):
-            assert exports[name] == module
+            file = f"marl_pool/{room}/__init__.py"
+            assert exports.get(name) == module, (
+                f"import {name} under TYPE_CHECKING in {file}"
+            )
 
 
 @pytest.mark.parametrize("room", PACKAGES)
