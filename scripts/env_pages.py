@@ -60,8 +60,9 @@ PRESETS = {"pettingzoo": "ppo=fast_spread"} | {
     name: "ppo=fast_mpev2" for name in env_names() if name.startswith("mpev2_")
 }
 """Presets of PPO that are not named after the environment."""
+STEPS = 20
 PICTURED = {"cartpole": 220, "ant": 60, "ant_bullet": 60, "car_racing": 60, "pong": 90}
-"""Steps before the picture, where more than 25."""
+"""Steps before the picture, where more than `STEPS`."""
 Row = tuple[object, ...]
 
 
@@ -211,7 +212,7 @@ def draw(name: str, file: Path) -> None:
         else RandomPolicy(group.action_space)
         for role, group in env.groups.items()
     }
-    Rollout(env, policies).advance(PICTURED.get(name, 20))
+    Rollout(env, policies).advance(PICTURED.get(name, STEPS))
     file.parent.mkdir(parents=True, exist_ok=True)
     opencv().imwrite(str(file), env.frame(size=320)[..., ::-1])
 
@@ -245,6 +246,15 @@ def main(
     expected = {folder / f"{name}.md" for name in (INDEX, *env_names())}
     gone = [file for file in folder.glob("*.md") if file not in expected]
     stale = [file for file in texts if not _holds(file, texts[file])]
+    if not only_check:
+        # An environment that cannot be drawn gets no page either.
+        for name in sorted({file.stem for file in texts} - {INDEX}):
+            if not (picture := pictures / f"{name}.png").is_file():
+                try:
+                    draw(name, picture)
+                except InputError as error:
+                    print(f"{picture}: {error}", file=sys.stderr)
+                    return 1
     for file in (*gone, *stale):
         print(f"{file.name} is stale" if only_check else file)
     if not only_check:
@@ -253,9 +263,6 @@ def main(
             file.unlink()
         for file in stale:
             file.write_text(texts[file], encoding="utf-8")
-        for name in {file.stem for file in texts} - {INDEX}:
-            if not (picture := pictures / f"{name}.png").is_file():
-                draw(name, picture)
     return int(only_check and bool(gone or stale))
 
 

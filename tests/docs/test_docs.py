@@ -7,6 +7,7 @@ import pytest
 
 from helpers.paths import ROOT
 from marl_pool.envs import ENVS, env_names
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.utils.errors import InputError
 
@@ -83,6 +84,16 @@ def test_a_missing_picture_is_drawn_and_an_old_one_kept(script, tmp_path, monkey
     picture.write_bytes(b"old")
     assert script.main([], tmp_path, tmp_path) == 0
     assert picture.read_bytes() == b"old"
+
+
+def test_a_world_that_cannot_be_drawn_gets_no_page(
+    script, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(script, "pages", lambda: {"cartpole": "new"})
+    monkeypatch.setattr(CartPole, "draw", BatchedEnv.draw)
+    assert script.main([], tmp_path, tmp_path) == 1
+    assert "cartpole.png: CartPole cannot be rendered" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_world_whose_extra_is_missing_keeps_its_page(
