@@ -231,7 +231,7 @@ class Rollout:
         presence = Presence(alive, active)
         validate_presence(self.env, presence, rewards, first_steps=numbers)
         for name, trajectory in trajectories.items():
-            validate_types(self.env, name, trajectory.tokens, numbers)
+            self._validate_types(name, trajectory.tokens, numbers)
             if self.sync_free and trajectory.tokens.action_mask is not None:
                 for t, steps in enumerate(numbers):
                     tokens, acting = trajectory.tokens.at(t), active[name][t]
@@ -572,7 +572,7 @@ class Rollout:
         validate_presence(env, presence, rewards, first_steps=lengths, playing=playing)
         for name, decision in transition.decisions.items():
             tokens = transition.tokens[name]
-            validate_types(env, name, tokens, lengths, playing=playing)
+            self._validate_types(name, tokens, lengths, playing)
             validate_finite(
                 name,
                 tokens.map(lambda part: part[None]),
@@ -590,8 +590,22 @@ class Rollout:
         try:
             return policy.act(tokens, self.states[name], noise, self.explore)
         except IndexError:
-            validate_types(self.env, name, tokens, self._lengths)
+            self._validate_types(name, tokens, self._lengths)
             raise
+
+    def _validate_types(
+        self, name: str, tokens: Tokens, steps: Tensor, playing: Tensor | None = None
+    ) -> None:
+        """Raise InputError if a type is undeclared; see `validate_types`."""
+        try:
+            validate_types(self.env, name, tokens, steps, playing)
+        except InputError as error:
+            if name not in self._perturbations:
+                raise
+            # The environment is at fault if its present observation is.
+            validate_types(self.env, name, self._observed()[name], self._lengths)
+            perturbation = type(self.perturbation).__name__
+            raise InputError(f"perturbation {perturbation!r} of {error}") from error
 
     def _validate_masks(
         self,

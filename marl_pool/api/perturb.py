@@ -31,7 +31,11 @@ from marl_pool.options.signatures import check_argument
 from marl_pool.options.types import Seed
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.actions import ActionPerturbation
-from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.perturbations.base import (
+    Perturbation,
+    PerturbationState,
+    validate_constructed,
+)
 from marl_pool.perturbations.turns import EveryStep, OwnTurns
 from marl_pool.policies.action_spaces import ActionRows, Selection
 from marl_pool.policies.actions import ActionSpec
@@ -480,4 +484,5 @@ def _perturbation(
             'perturbation: expected a Perturbation, a name, or {"name": …, **options}, '
             f"got {perturbation!r}; choose from {', '.join(perturbation_names())}"
         )
+    validate_constructed(perturbation)
     return perturbation

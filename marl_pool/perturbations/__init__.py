@@ -78,7 +78,7 @@ def make_perturbation(
     Raises:
         InputError: an unknown name or a wrong option.
     """
-    from marl_pool.perturbations.base import Perturbation
+    from marl_pool.perturbations.base import Perturbation, validate_constructed
 
     token_specs = list(specs)
     context = {
@@ -86,7 +86,11 @@ def make_perturbation(
         for key in CONTEXT
         if len({getattr(spec, key) for spec in token_specs}) == 1
     }
-    return build(name, PERTURBATIONS, "perturbation", Perturbation, options, context)
+    perturbation: Perturbation = build(
+        name, PERTURBATIONS, "perturbation", Perturbation, options, context
+    )
+    validate_constructed(perturbation)
+    return perturbation
 
 
 __getattr__, __dir__ = lazy_exports(__name__)

@@ -157,6 +157,40 @@ class Perturbation(ABC):
         return Perception.compare(true, perturbed, origin, self.label)
 
 
+def validate_constructed(perturbation: Perturbation) -> None:
+    """Raise InputError if a subclass replaced the constructor and left out `super`."""
+    if not hasattr(perturbation, "low"):
+        where = type(perturbation).__name__
+        raise InputError(
+            f"perturbation {where!r}: expected a constructor that calls "
+            "super().__post_init__() or super().__init__(), got one that does not"
+        )
+
+
+def validate_perturbed(
+    perturbation: Perturbation, tokens: Tokens, perturbed: object
+) -> None:
+    """Raise InputError unless the results for ``tokens`` are tokens of their dtypes.
+
+    Reads no values.
+    """
+    where = type(perturbation).__name__
+    if not isinstance(perturbed, Tokens):
+        raise InputError(
+            f"perturbation {where!r}: expected Tokens, got "
+            f"{'None' if perturbed is None else type(perturbed).__name__}"
+        )
+    parts = ("features", "types", "padding")
+    for part, true, result in zip(parts, tokens[:3], perturbed[:3], strict=True):
+        dtype = result.dtype if isinstance(result, Tensor) else type(result).__name__
+        if dtype is not true.dtype:
+            raise InputError(
+                f"perturbation {where!r}: expected {part} of "
+                f"{str(true.dtype).removeprefix('torch.')}, got "
+                f"{str(dtype).removeprefix('torch.')}"
+            )
+
+
 def validate_no_ramp(options: Mapping[str, Any], reason: str) -> None:
     """Raise InputError, with the reason, if a perturbation's options have a ramp.
 
@@ -320,6 +354,7 @@ class SampledPerturbation(Perturbation):
             state = self._resample_rows(steps == self.onset, tokens, state)
         state = self.update(state)
         perturbed = self.apply(tokens, state)
+        validate_perturbed(self, tokens, perturbed)
         affected = self.affected(steps, tokens.types.shape[1])
         if affected is not None:
             perturbed = _mix(affected, perturbed, tokens)

@@ -13,10 +13,13 @@ from marl_pool.perturbations.base import (
     Perturbation,
     PerturbationState,
     choose,
+    validate_constructed,
+    validate_perturbed,
 )
 from marl_pool.policies.selection import SelectedTokens
 from marl_pool.tokens import Tokens, like
 from marl_pool.utils.devices import may_read
+from marl_pool.utils.errors import InputError
 
 if TYPE_CHECKING:
     from marl_pool.envs.base import BatchedEnv
@@ -30,6 +33,7 @@ def validate_fits(
     perturbation: Perturbation, env: "BatchedEnv | EnvDescription"
 ) -> None:
     """Raise UnfitTokensError if a perturbation's options do not fit an environment."""
+    validate_constructed(perturbation)
     counts = {name: group.num_agents for name, group in env.groups.items()}
     # The largest number of an agent's steps in an episode, with equal turns.
     turns = sum(counts.values()) if env.turn_based else 1
@@ -122,7 +126,7 @@ class EveryStep:
     def _perturb(
         self, tokens: Tokens, state: PerturbationState, where: Tensor | None
     ) -> tuple[Tokens, PerturbationState]:
-        perturbed, after = self.perturbation(tokens, state)
+        perturbed, after = _perceive(self.perturbation, tokens, state)
         return perturbed, after if where is None else choose(where, after, state)
 
     def _act(
@@ -170,7 +174,7 @@ class OwnTurns(EveryStep):
             keys, episodes = (part.repeat_interleave(count) for part in self.streams())
             started = self.perturbation.start(groups, keys, episodes=episodes)
             state = _merge(first, started, state)
-        perturbed, after = self.perturbation(groups, _flatten(state))
+        perturbed, after = _perceive(self.perturbation, groups, _flatten(state))
         state = {**_merge(acting, after, state), _BEGUN: state[_BEGUN] | acting}
         return perturbed.map(lambda part: _of_each_agent(part, count)), state
 
@@ -205,6 +209,20 @@ class OwnTurns(EveryStep):
         changed = change(_repeat(tokens, batch[1]), _flatten(state))
         new = {key: part.unflatten(0, batch) for key, part in changed.items()}
         return {**new, _BEGUN: state[_BEGUN]}
+
+
+def _perceive(
+    perturbation: Perturbation, tokens: Tokens, state: PerturbationState
+) -> tuple[Tokens, PerturbationState]:
+    """Perturb the tokens of one step, and check the form of the result."""
+    result: object = perturbation(tokens, state)
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise InputError(
+            f"perturbation {type(perturbation).__name__!r}: expected (Tokens, state), "
+            f"got {'None' if result is None else type(result).__name__}"
+        )
+    validate_perturbed(perturbation, tokens, result[0])
+    return result
 
 
 def _repeat(tokens: Tokens, count: int) -> Tokens:

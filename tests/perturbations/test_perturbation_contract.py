@@ -36,6 +36,7 @@ from helpers.perturbed import (
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.options.signatures import show
 from marl_pool.perturbations import PERTURBATIONS, perturbation_names
+from marl_pool.perturbations.base import validate_perturbed
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError
 
@@ -70,6 +71,19 @@ def test_input_tokens_are_not_modified_in_place(name, options):
     before = tokens.map(torch.clone)
     play(build(name, severity=1.0, **options), tokens)
     assert same(tokens, before)
+
+
+@variants
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+@pytest.mark.parametrize("severity", [1.0, PAIR])
+def test_results_keep_their_dtypes(name, options, dtype, severity):
+    if name == "inject" and dtype == torch.uint8:
+        return  # it refuses images, which have no positions
+    tokens = make_tokens(0)
+    features = (tokens.features.nan_to_num() * 20 + 120).to(dtype)
+    tokens = tokens._replace(features=features)
+    for output in play(build(name, severity=severity, **options), tokens):
+        validate_perturbed(build(name, **options), tokens, output)
 
 
 @variants
