@@ -23,6 +23,7 @@ from marl_pool.envs.contract import (
     checked_step,
     presence_of,
     validate_presence,
+    validate_state_names,
     validate_types,
 )
 from marl_pool.envs.timeout import env_call
@@ -189,6 +190,7 @@ class Rollout:
         self._capture_by: Capture = capture_on(env.device)
         with env_call(env, "a reset"):
             env.reset()
+        validate_state_names(env)
         self._start_episodes(None)
 
     @torch.no_grad()

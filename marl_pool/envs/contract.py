@@ -306,6 +306,27 @@ def validate_groups(env: "BatchedEnv", kind: "type[AgentGroup]") -> None:
             raise _misfit(env, part, "at least 1", group.num_agents)
 
 
+def validate_state_names(env: "BatchedEnv") -> None:
+    """Raise InputError unless ``state_names`` are tensors with a row for each env.
+
+    To be called after a reset, so that it is found before the first checkpoint.
+    """
+    if env.overrides("_tensors") and not hasattr(env, "state_names"):
+        return  # another list of the state
+    names = getattr(env, "state_names", None)
+    if not isinstance(names, tuple | list):
+        actual = repr(names) if isinstance(names, str) else _kind_of(names)
+        raise _misfit(env, "state_names", "a tuple of attributes", actual)
+    for name in names:
+        part = f"state_names: {name!r}"
+        expected = f"an attribute, a tensor with {env.num_envs} rows (num_envs)"
+        if not isinstance(name, str) or not hasattr(env, name):
+            raise _misfit(env, part, expected, "none of this name")
+        value = getattr(env, name)
+        if not isinstance(value, Tensor) or value.shape[:1] != (env.num_envs,):
+            raise _misfit(env, part, expected, _kind_of(value))
+
+
 def validate_results(
     env: "BatchedEnv", results: Any
 ) -> tuple[dict[str, Tensor], Tensor]:

@@ -149,7 +149,7 @@ FORMS: dict[str, tuple[dict[str, Change], str]] = {
         {"advance": ends(constant(None))},
         "terminated: expected a tensor of bool of shape (",
     ),
-    "ends shape ()": ({"advance": ends(lambda e: e.any())}, "got bool of shape ()"),
+    "ends shape ()": ({"advance": ends(lambda e: e.any())}, "got bool of shape"),
     "ends int": ({"advance": ends(torch.Tensor.long)}, "got int64 of shape ("),
     "observe None": (
         {"observe": constant(None)},
@@ -534,3 +534,29 @@ def test_unknown_agents_are_named_with_those_that_exist(agent):
         assert f"expected agents of hen_0, hen_1, fox_0, got {agent!r}" in str(
             error.value
         )
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "message"),
+    [
+        (("x", "y"), None, "'y': expected an attribute, a tensor with 2 rows"),
+        (("log",), [], "'log': expected .*, got list"),
+        (("log",), torch.zeros(3, 2), "'log': expected .*, got float32 of shape .3, 2"),
+        (("log",), torch.zeros(()), "'log': expected .*, got float32 of shape"),
+        (("log",), np.zeros(2), "'log': expected .*, got ndarray"),
+        ((3,), None, "3: expected .*, got none of this name"),
+        ("x", None, "expected a tuple of attributes, got 'x'"),
+        (None, None, "expected a tuple of attributes, got None"),
+    ],
+)
+def test_a_wrong_state_is_found_before_the_first_checkpoint(
+    names, value, message, monkeypatch
+):
+    monkeypatch.setattr(Yard, "state_names", names)
+    monkeypatch.setattr(Yard, "log", value, raising=False)
+    env = Yard(2)
+    policies = {
+        name: RandomPolicy(group.action_space) for name, group in env.groups.items()
+    }
+    with pytest.raises(InputError, match=f"^Yard: state_names: {message}"):
+        Rollout(env, policies)
