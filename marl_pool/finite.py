@@ -54,8 +54,11 @@ def validate_finite(
         masks = {kind: mask & playing[:, None] for kind, mask in masks.items()}
     counts = {kind: int(mask.sum()) for kind, mask in masks.items() if mask.any()}
     if counts:
-        kind = next(iter(counts))
-        step, row, agent = masks[kind].nonzero()[0].tolist()
+        firsts = {kind: masks[kind].nonzero()[0].tolist() for kind in counts}
+        # A reward belongs to the step after its observation. Of equal steps the first
+        # kind, which the others follow from.
+        kind = min(firsts, key=lambda kind: firsts[kind][0] + (kind == "rewards"))
+        step, row, agent = firsts[kind]
         summary = ", ".join(
             f"{kind} of {count} steps" for kind, count in counts.items()
         )
@@ -63,8 +66,9 @@ def validate_finite(
             step = int(first_steps.view(-1, len(env_ids))[step, row])
         step += kind == "rewards"
         raise NonFiniteError(
-            f"NaN or infinite: {summary}; first of agent {agent} of group {group!r} in "
-            f"environment {place_in_batch(int(env_ids[row]))} at step {step}"
+            f"NaN or infinite: {summary}; first: {kind} of agent {agent} of group "
+            f"{group!r} in environment {place_in_batch(int(env_ids[row]))} at step "
+            f"{step}"
         )
 
 

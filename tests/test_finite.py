@@ -89,8 +89,8 @@ plays = pytest.mark.parametrize("play", PLAYS)
 def test_a_bad_number_is_named_with_its_place(play, poison, value, sync_free):
     playing = rollout(sync_free, poison=poison, value=value)
     message = (
-        f"NaN or infinite: {poison} of 1 .*first of agent 1 of group 'pair' in "
-        f"environment 1 at step {BAD_STEP + (poison == 'rewards')}"
+        f"NaN or infinite: {poison} of 1 .*first: {poison} of agent 1 of group 'pair' "
+        f"in environment 1 at step {BAD_STEP + (poison == 'rewards')}"
     )
     with pytest.raises(NonFiniteError, match=message):
         PLAYS[play](playing)
@@ -134,3 +134,24 @@ def test_environments_are_counted_from_zero_in_evaluations_too():
     ids = torch.tensor([EVALUATION_ENVS + 7])
     with pytest.raises(NonFiniteError, match="in environment 7 at step 0"):
         validate_finite("pair", tokens, bad[..., None], bad, env_ids=ids)
+
+
+def test_the_kind_that_was_bad_first_is_reported():
+    tokens = Tokens(
+        torch.ones(3, 1, 1, 2, 1),
+        torch.zeros(3, 1, 1, 2, dtype=torch.int64),
+        torch.zeros(3, 1, 1, 2, dtype=torch.bool),
+    )
+    logits, rewards = torch.ones(3, 1, 1, 4), torch.ones(3, 1, 1)
+    logits[0], tokens.features[1:], rewards[0] = math.nan, math.nan, math.nan
+    message = (
+        "observations of 2 steps, action logits of 3 steps, rewards of 1 steps; first: "
+        "action logits of agent 0 of group 'pair' in environment 0 at step 0"
+    )
+    logits[1:] = math.nan
+    with pytest.raises(NonFiniteError, match=message):
+        validate_finite("pair", tokens, logits, rewards, env_ids=torch.zeros(1).long())
+    # Logits of the same step follow from the observation.
+    tokens.features[0] = math.nan
+    with pytest.raises(NonFiniteError, match="; first: observations of agent 0 "):
+        validate_finite("pair", tokens, logits, rewards, env_ids=torch.zeros(1).long())

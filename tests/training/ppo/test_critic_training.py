@@ -214,6 +214,8 @@ class FaultyStates(FoxAndHens):
 
 def test_a_state_that_is_not_finite_is_named(tmp_path):
     config = config_of(f"env={__name__}:FaultyStates", "critic=state")
-    message = r"NaN or infinite: states of \d+ steps; first of agent 0 of group 'fox'"
+    message = (
+        r"NaN or infinite: states of \d+ steps; first: states of agent 0 of group 'fox'"
+    )
     with pytest.raises(StoppedError, match=message):
         run_of(tmp_path / "run", config)
