@@ -17,7 +17,7 @@ from marl_pool.options.construction import build
 from marl_pool.options.types import NamedOptions
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.attention import ClsPooling
-from marl_pool.pooling.base import Memory, MemoryPooling, Pooling
+from marl_pool.pooling.base import Memory, MemoryPooling, Pooling, validate_constructed
 from marl_pool.tokens import Tokens, TokenSpec, drop_tokens
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, described
@@ -325,7 +325,15 @@ def build_part(
         raise InputError(f"{kind}: expected a mapping with a name, got {dict(part)}")
     name = options.pop("name")
     module: nn.Module = build(name, registry, kind, base, options, context)
-    validate_state(f"{kind} {name!r}", module)
+    where = f"{kind} {name!r}"
+    if isinstance(module, Pooling):
+        validate_constructed(module, where)
+    elif "_modules" not in vars(module):
+        raise InputError(
+            f"{where}: expected a constructor that calls super().__init__(), got one "
+            "that does not"
+        )
+    validate_state(where, module)
     return module
 
 

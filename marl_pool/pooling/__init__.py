@@ -89,9 +89,11 @@ def make_pooling(name: str, *, dim: int, **options: Any) -> "Pooling":
     Raises:
         InputError: an unknown name or a wrong option.
     """
-    from marl_pool.pooling.base import Pooling
+    from marl_pool.pooling.base import Pooling, validate_constructed
 
-    return build(name, POOLING, "pooling", Pooling, {"dim": dim, **options})
+    head: Pooling = build(name, POOLING, "pooling", Pooling, {"dim": dim, **options})
+    validate_constructed(head, f"pooling {name!r}")
+    return head
 
 
 __getattr__, __dir__ = lazy_exports(__name__)

@@ -110,13 +110,22 @@ class Pooling(nn.Module, ABC):
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Validate the input, clear it under padding, pool, and validate the result."""
         pooled: Tensor = super().__call__(*self.prepare(x, *args, **kwargs))
-        # The batch may be of a symbolic size, which must not be compared.
+        if not isinstance(pooled, Tensor):
+            actual = "None" if pooled is None else f"a {type(pooled).__name__}"
+            raise self._unfit_result("B", actual)
         if pooled.dim() != 2 or pooled.shape[1] != self.dim_out:
-            raise InputError(
-                f"{type(self).__name__}: expected a result of shape "
-                f"(B, {self.dim_out}), got {tuple(pooled.shape)}"
-            )
+            raise self._unfit_result("B", tuple(pooled.shape))
+        # A batch of a symbolic size must not be compared.
+        batch = None if torch.compiler.is_compiling() else x.shape[0]
+        if type(batch) is int and pooled.shape[0] != batch:
+            raise self._unfit_result(batch, tuple(pooled.shape))
         return pooled
+
+    def _unfit_result(self, batch: object, actual: object) -> InputError:
+        return InputError(
+            f"{type(self).__name__}: expected a result of shape "
+            f"({batch}, {self.dim_out}), got {actual}"
+        )
 
     def prepare(self, x: Tensor, padding: Mask = None, types: Types = None) -> Inputs:
         """Validate the shapes and set ``x``, which may be NaN, to 0 under padding."""
@@ -141,6 +150,21 @@ class Pooling(nn.Module, ABC):
                 )
             x = x.masked_fill(padding[..., None], 0.0)
         return x, padding, types
+
+
+def validate_constructed(head: Pooling, where: str) -> None:
+    """Raise InputError unless a constructor set what it has to.
+
+    Args:
+        head: the head.
+        where: its name, for the message.
+    """
+    if "_modules" not in vars(head) or not hasattr(head, "dim"):
+        raise InputError(
+            f"{where}: expected a constructor that calls super().__init__(dim), got "
+            "one that does not"
+        )
+    check_argument(f"{where}: dim_out", head.dim_out, PositiveInt)
 
 
 class MemoryPooling(Pooling):

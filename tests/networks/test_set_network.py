@@ -21,6 +21,8 @@ from marl_pool.networks.set_network import (
 from marl_pool.policies import make_policy
 from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.ada import AdaPooling
+from marl_pool.pooling.base import Pooling
+from marl_pool.pooling.basic import SumPooling
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool_studies.adapool.knn_centroid import KnnCentroid
@@ -438,6 +440,85 @@ def test_features_of_another_shape_are_refused() -> None:
         make()(wide)
     with pytest.raises(InputError, match=r"got \(5, 3\)"):
         make()(tokens.at(0))
+
+
+class NoSuper(Pooling):
+    """A head that forgets its base class."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
+        return x.sum(1)
+
+
+class NoSuperEncoder(Encoder):
+    def __init__(self, dim: int = 8) -> None:
+        self.dim = dim
+
+    def forward(self, x: Any, padding: Any = None) -> Any:
+        return x
+
+
+class HalfWidth(SumPooling):
+    """A head whose width is no integer."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.dim_out = dim / 2  # type: ignore[assignment]
+
+
+class Faulty(SumPooling):
+    """A head with a wrong result.
+
+    Args:
+        fault: what is wrong.
+    """
+
+    def __init__(self, dim: int, fault: str = "") -> None:
+        super().__init__(dim)
+        self.fault = fault
+
+    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
+        pooled = x.sum(1)
+        faulty = {"pair": (pooled, x), "None": None, "batch": pooled[:1]}
+        return faulty.get(self.fault, pooled)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("NoSuper", r"NoSuper': expected a constructor that calls super\(\)"),
+        ("HalfWidth", "HalfWidth': dim_out: expected an integer >= 1, got 4.0"),
+    ],
+)
+def test_a_head_whose_constructor_is_wrong_is_named(head: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make(f"{__name__}:{head}")
+    with pytest.raises(InputError, match=message):
+        make_pooling(f"{__name__}:{head}", dim=8)
+
+
+def test_an_encoder_whose_constructor_is_wrong_is_named() -> None:
+    message = r"NoSuperEncoder': expected a constructor that calls super\(\)"
+    with pytest.raises(InputError, match=message):
+        make("avg", encoder={"name": f"{__name__}:NoSuperEncoder"})
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("pair", r"^Faulty: expected a result of shape \(B, 8\), got a tuple"),
+        ("None", r"^Faulty: expected a result of shape \(B, 8\), got None"),
+        ("batch", r"^Faulty: expected a result of shape \(2, 8\), got \(1, 8\)"),
+    ],
+)
+def test_a_wrong_result_of_a_head_is_named(fault: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make(f"{__name__}:Faulty", head={"fault": fault})
+    head = make_pooling(f"{__name__}:Faulty", dim=8, fault=fault)
+    with pytest.raises(InputError, match=message):
+        head(torch.zeros(2, 5, 8))
 
 
 class NoWidth(Encoder):
