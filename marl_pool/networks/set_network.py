@@ -189,6 +189,7 @@ class SetNetwork(nn.Module):
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
                 pooled = SetNetwork.forward(self, self.spec.zeros(2))
+                self._try_weights(where)
             except InputError:
                 raise
             except Exception as error:  # a plug-in may raise any exception
@@ -214,6 +215,22 @@ class SetNetwork(nn.Module):
                 )
             for name, part in before.items():
                 after[name].copy_(part)
+
+    def _try_weights(self, where: str) -> None:
+        """Raise InputError if the head's weights for zeros have another shape."""
+        inputs = self.encode(self.spec.zeros(2))
+        weights: object = self.pooling.weights(*inputs)
+        if weights is None:
+            return
+        batch, count = inputs[0].shape[:2]
+        shape = weights.shape if isinstance(weights, Tensor) else ()
+        if len(shape) != 3 or shape[0] != batch or shape[2] != count:
+            is_tensor = isinstance(weights, Tensor)
+            actual = tuple(shape) if is_tensor else type(weights).__name__
+            raise InputError(
+                f"{where}: weights: expected (B, heads, N), here ({batch}, heads, "
+                f"{count}), got {actual}"
+            )
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Summarize tokens of batch ``(B,)`` in ``(B, dim_out)``."""

@@ -521,6 +521,43 @@ def test_a_wrong_result_of_a_head_is_named(fault: str, message: str) -> None:
         head(torch.zeros(2, 5, 8))
 
 
+class Attending(SumPooling):
+    """A head with weights of a shape that an option says.
+
+    Args:
+        shape: of the weights; null for a pair of them.
+    """
+
+    def __init__(self, dim: int, shape: Any = None) -> None:
+        super().__init__(dim)
+        self.shape = shape
+
+    def weights(self, x: Any, padding: Any = None, types: Any = None) -> Any:
+        return (x, x) if self.shape is None else torch.ones(self.shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "actual"),
+    [
+        ((2, NUM_TOKENS), rf"\(2, {NUM_TOKENS}\)"),
+        ((2, 1, NUM_TOKENS - 1), rf"\(2, 1, {NUM_TOKENS - 1}\)"),
+        ((1, 1, NUM_TOKENS), rf"\(1, 1, {NUM_TOKENS}\)"),
+        (None, "tuple"),
+    ],
+)
+def test_weights_of_another_shape_are_refused(shape: Any, actual: str) -> None:
+    message = (
+        r"Attending': weights: expected \(B, heads, N\), here "
+        rf"\(2, heads, {NUM_TOKENS}\), got {actual}"
+    )
+    with pytest.raises(InputError, match=message):
+        make(f"{__name__}:Attending", head={"shape": shape})
+
+
+def test_weights_of_several_heads_are_accepted() -> None:
+    make(f"{__name__}:Attending", head={"shape": (2, 3, NUM_TOKENS)})
+
+
 class NoWidth(Encoder):
     """An encoder that does not declare its width."""
 
