@@ -51,6 +51,16 @@ class AgentGroup:
     where they are tokens already."""
 
     def __post_init__(self) -> None:
+        for name, kind, expected in (
+            ("num_agents", int | np.integer, "an integer"),
+            ("tokens", TokenSpec, "a TokenSpec"),
+            ("action_space", spaces.Space | ActionSpec, "a space of Gymnasium"),
+        ):
+            if not isinstance(value := getattr(self, name), kind):
+                actual = type(value).__name__
+                raise InputError(
+                    f"AgentGroup.{name}: expected {expected}, got {actual}"
+                )
         shape = self.num_agents, self.tokens.num_tokens, self.tokens.num_features
         if math.prod(shape) > LARGEST_OBSERVATION:
             agents, tokens, features = (f"{size:,}" for size in shape)

@@ -160,3 +160,22 @@ def test_choices_that_are_no_options_never_reach_an_environment(space, action, m
     else:
         env.step(actions)
     assert env.steps.tolist() == ([0, 0] if message else [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("1", TokenSpec(1, 1, ("self",))), "num_agents: expected an integer, got str"),
+        ((1, spaces.Box(-1, 1, (1,))), "tokens: expected a TokenSpec, got Box"),
+        ((1, None), "tokens: expected a TokenSpec, got NoneType"),
+    ],
+)
+def test_a_group_of_other_parts_is_refused(arguments, message):
+    with pytest.raises(InputError, match=f"^AgentGroup.{message}"):
+        AgentGroup(*arguments, spaces.Discrete(2))
+
+
+def test_a_group_has_a_space_of_actions():
+    message = "^AgentGroup.action_space: expected a space of Gymnasium, got int"
+    with pytest.raises(InputError, match=message):
+        AgentGroup(1, TokenSpec(1, 1, ("self",)), 2)  # type: ignore[arg-type]
