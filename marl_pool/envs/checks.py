@@ -20,6 +20,7 @@ from marl_pool.envs.contract import (
     checked_step,
     presence_of,
     validate_presence,
+    validate_state_names,
     validate_types,
 )
 from marl_pool.envs.pettingzoo.workers import kept_workers
@@ -198,6 +199,7 @@ def _check_batch(build: Build) -> None:
 
 def _check_saved_state(build: Build) -> None:
     env, restored = _build_and_reset(build), _build_and_reset(build)
+    validate_state_names(env)
     _play(env, 5, reset=False)
     restored.load_state_dict(env.state_dict())
     expected = _play(env, STEPS, reset=False)

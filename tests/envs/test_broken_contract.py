@@ -1,5 +1,6 @@
 """A user's environment that breaks its contract is refused wherever it is played."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -541,7 +542,7 @@ def test_unknown_agents_are_named_with_those_that_exist(agent):
     [
         (("x", "y"), None, "'y': expected an attribute, a tensor with 2 rows"),
         (("log",), [], "'log': expected .*, got list"),
-        (("log",), torch.zeros(3, 2), "'log': expected .*, got float32 of shape .3, 2"),
+        (("log",), torch.zeros(5, 2), "'log': expected .*, got float32 of shape .5, 2"),
         (("log",), torch.zeros(()), "'log': expected .*, got float32 of shape"),
         (("log",), np.zeros(2), "'log': expected .*, got ndarray"),
         ((3,), None, "3: expected .*, got none of this name"),
@@ -560,3 +561,8 @@ def test_a_wrong_state_is_found_before_the_first_checkpoint(
     }
     with pytest.raises(InputError, match=f"^Yard: state_names: {message}"):
         Rollout(env, policies)
+    problems = check_env(f"{__name__}:Yard", after=99)
+    problem = problems["a saved state continues exactly"]
+    assert re.match(
+        f"Yard: state_names: {message}".replace(" 2 rows", " 3 rows"), problem
+    )
