@@ -122,6 +122,7 @@ def lead(finals: pd.Series) -> tuple[float, float]:
     # leads in a level: sort the last ones instead of forming all sums.
     *others, last = map(np.sort, leads)
     sums = reduce(np.add.outer, others, np.zeros(1)).ravel()
+    # A bound of 0 counts every exchange once.
     bound = max(abs(observed) - 1e-9, 0)
     above = len(last) - np.searchsorted(last, bound - sums)
     below = np.searchsorted(last, -bound - sums, side="right" if bound else "left")

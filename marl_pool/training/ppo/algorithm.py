@@ -230,8 +230,8 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
 def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
     """Restore the state that `save_algorithm` wrote.
 
-    Nothing in the files is imported or called, except constructors of tensors and of
-    numpy arrays.
+    Nothing in the files is imported or called, except the constructors of tensors,
+    `Tokens` and numpy arrays.
 
     Raises:
         OSError, KeyError: a part is missing, which RLlib would silently reinitialize.
