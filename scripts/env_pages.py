@@ -15,14 +15,9 @@ from pathlib import Path
 from gymnasium import spaces
 from markdown_tables import markdown_table
 
-from marl_pool.config.sections import (
-    GROUPS,
-    choices_in,
-    content_of,
-    files_of,
-    summary_of,
-    verbs_for,
-)
+from marl_pool.config.option_files import choices_in, content_of, files_of, summary_of
+from marl_pool.config.sections import GROUPS
+from marl_pool.config.suitability import verbs_for
 from marl_pool.envs import (
     ENVS,
     HEURISTICS,

@@ -48,9 +48,12 @@ FAST = (
     "utils",
 )
 """Folders of unit tests without training runs, commands or simulators: `make fast`."""
+LONGEST = "training/sweep/test_sweep_training.py"
+"""The file that starts first, since a worker runs a whole file and this one takes long."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path != ROOT / "tests" / LONGEST)
     for item in items:
         if item.path.parent.relative_to(ROOT / "tests").as_posix() in FAST:
             item.add_marker("fast")

@@ -95,12 +95,11 @@ def compose_run(
         InputError: the configuration is wrong, or it is a grid of several runs.
     """
     from marl_pool.config import STUDIES, check, compose_only, naming_files
-    from marl_pool.config.sections import typed
 
     # A preset may turn out to be a grid.
     composed = compose_only(verb, overrides, config_dir)
     if verb in STUDIES and "grid" in composed:
-        command = f"marl-pool {typed(STUDIES[verb])}"
+        command = f"marl-pool {STUDIES[verb]}"
         raise InputError(f"grid: a grid is many runs; use `{command}`")
     with naming_files(overrides, config_dir):
         return check(verb, composed, overrides)

@@ -134,7 +134,7 @@ def _validate_once(namespace: argparse.Namespace, overrides: list[str]) -> None:
     ]
     if len({key for key, _ in pairs}) == len(pairs):
         return
-    from marl_pool.config.sections import VERBS as COMPOSED
+    from marl_pool.config.verbs import VERBS as COMPOSED
 
     groups = {group for verb in COMPOSED.values() for group in verb.config_groups}
     first: dict[str, str] = {}
@@ -154,7 +154,7 @@ def answer_shell() -> None:
     with suppress(ImportError):
         import argcomplete
 
-        from marl_pool.config.sections import VERBS as COMPOSED
+        from marl_pool.config.verbs import VERBS as COMPOSED
 
         parser, verbs = _parsers([])
         # The parser has no argument for keys, so add one to each verb.
@@ -165,8 +165,8 @@ def answer_shell() -> None:
 
 
 def _completions(verb: str, prefix: str, **_: Any) -> list[str]:
-    from marl_pool.config.sections import VERBS as COMPOSED
-    from marl_pool.config.sections import options_for
+    from marl_pool.config.suitability import options_for
+    from marl_pool.config.verbs import VERBS as COMPOSED
 
     group, separator, _value = prefix.partition("=")
     if separator and group in COMPOSED[verb].config_groups:
@@ -320,11 +320,13 @@ def _studied(verb: str) -> str:
 
 
 def _keys(verb: str, arguments: list[str]) -> str:
-    from marl_pool.config.sections import VERBS, Group, options_for
+    from marl_pool.config.sections import Group
+    from marl_pool.config.suitability import options_for
+    from marl_pool.config.verbs import VERBS
 
     # Help is printed before the flags are parsed.
     fits = verb == "sweep" and "--verb fit" in " ".join(arguments).replace("=", " ")
-    made_by = "sweep_fit" if fits else verb
+    made_by = "sweep --verb fit" if fits else verb
     # List the groups, and the sections that accept a class by name.
     kind = VERBS[made_by]
     options = {
@@ -353,7 +355,7 @@ def _not_understood(
         hint = "; quote what has spaces: 'key={a: b}'" if text[-1:] in "]}" else ""
         return InputError(f"{text!r}: expected a flag or key=value{hint}")
     # Keys are easily mistaken for flags.
-    from marl_pool.config.sections import VERBS as COMPOSED
+    from marl_pool.config.verbs import VERBS as COMPOSED
 
     flag, _, value = text.partition("=")
     key = flag.lstrip("-").replace("-", "_")

@@ -62,7 +62,9 @@ def check_env(arguments: Namespace, overrides: list[str]) -> int:
 
 def _summaries(kind: str) -> list[tuple[str, str]]:
     """Return each name of a kind with its summary."""
-    from marl_pool.config.sections import files_of, registry, summary_of, verbs_for
+    from marl_pool.config.option_files import files_of, summary_of
+    from marl_pool.config.sections import registry
+    from marl_pool.config.suitability import verbs_for
     from marl_pool.options.signatures import summary
     from marl_pool.pretrained import pretrained_names, pretrained_summary
 

@@ -13,7 +13,7 @@ from marl_pool.config.grid import plan_grid as plan_grid
 from marl_pool.config.grid import plan_search as plan_search
 from marl_pool.config.grid import plan_space as plan_space
 from marl_pool.config.grid import plan_sweep as plan_sweep
-from marl_pool.config.sections import VERBS as VERBS
-from marl_pool.config.sections import files_of as files_of
+from marl_pool.config.option_files import files_of as files_of
 from marl_pool.config.sections import registry as registry
+from marl_pool.config.verbs import VERBS as VERBS
 from marl_pool.options.overrides import parse as parse

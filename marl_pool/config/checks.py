@@ -9,14 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
-from marl_pool.config.sections import (
-    GROUPS,
-    NONE,
-    SECTIONS,
-    VERBS,
-    AnySection,
-    Group,
-)
+from marl_pool.config.sections import GROUPS, NONE, SECTIONS, AnySection, Group
+from marl_pool.config.verbs import VERBS
 from marl_pool.evaluation.settings import TransferSettings
 from marl_pool.options import names
 from marl_pool.options.overrides import Override

@@ -25,24 +25,17 @@ from omegaconf.errors import (
 from pydantic_core import to_jsonable_python
 
 from marl_pool.config.checks import check_plain
-from marl_pool.config.sections import (
+from marl_pool.config.option_files import (
     DEFAULTS_KEY,
-    NONE,
-    SIZES,
-    VERBS,
-    AnySection,
-    Group,
     bases_first,
-    built_in,
     choices_in,
     content_of,
     files_of,
     is_packaged,
-    options_for,
-    suits,
-    typed,
-    unsuited,
 )
+from marl_pool.config.sections import NONE, AnySection, Group, built_in
+from marl_pool.config.suitability import options_for, suits, unsuited
+from marl_pool.config.verbs import SIZES, VERBS
 from marl_pool.files.reading import YAML_BYTES, read_bytes
 from marl_pool.options import names
 from marl_pool.options.overrides import Override, parse
@@ -376,15 +369,11 @@ def _unresolved(verb: str, error: OmegaConfBaseException) -> InputError:
 
 def _validate_group(verb: str, key: str) -> None:
     """Reject a group that only other verbs have."""
-    verbs = [
-        name
-        for name, kind in VERBS.items()
-        if key in kind.config_groups and "_" not in name  # typed as a flag
-    ]
+    verbs = [name for name, kind in VERBS.items() if key in kind.config_groups]
     if verbs and key not in options_of(VERBS[verb].settings):
         groups = ", ".join(VERBS[verb].config_groups)
         raise InputError(
-            f"{key}: a group of {', '.join(verbs)}, not of {typed(verb)}, "
+            f"{key}: a group of {', '.join(verbs)}, not of {verb}, "
             f"whose groups are {groups}"
         )
 

@@ -11,15 +11,9 @@ from typing import Any
 import yaml
 from pydantic_core import to_jsonable_python
 
-from marl_pool.config.sections import (
-    GROUPS,
-    NONE,
-    VERBS,
-    AnySection,
-    Group,
-    options_for,
-    registry,
-)
+from marl_pool.config.sections import GROUPS, NONE, AnySection, Group, registry
+from marl_pool.config.suitability import options_for
+from marl_pool.config.verbs import VERBS
 from marl_pool.options.names import resolve
 from marl_pool.options.plugins import load
 from marl_pool.options.signatures import ANY_OTHER, describe, meanings, options_of

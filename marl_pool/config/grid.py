@@ -29,7 +29,7 @@ from marl_pool.training.sweep.plan import MakeTrial, Plan, PlannedTrial, SearchP
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import print_line
 
-STUDIES = {"train": "sweep", "fit": "sweep_fit"}
+STUDIES = {"train": "sweep", "fit": "sweep --verb fit"}
 """Primary configuration of a sweep, by the verb of its runs."""
 SWEEP_KEYS = ("grid", "sweep")
 """Keys of a sweep that its trials lack."""

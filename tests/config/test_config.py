@@ -32,15 +32,10 @@ from marl_pool.config import (
     plan_sweep,
 )
 from marl_pool.config.compose import signature
-from marl_pool.config.sections import (
-    GROUPS,
-    POLICY,
-    Section,
-    built_in,
-    files_of,
-    load,
-    options_for,
-)
+from marl_pool.config.option_files import files_of
+from marl_pool.config.sections import GROUPS, POLICY, Section, built_in
+from marl_pool.config.suitability import options_for
+from marl_pool.options.plugins import load
 from marl_pool.options.signatures import (
     ANY_OTHER,
     Option,

@@ -9,7 +9,7 @@ import pytest
 from helpers.image_files import write_mnist
 from marl_pool.cli.main import main
 from marl_pool.config.grid import plan_sweep
-from marl_pool.config.sections import files_of
+from marl_pool.config.option_files import files_of
 from marl_pool.training.supervised import TASKS
 from marl_pool.training.supervised.fit import make_task
 from marl_pool_studies.images import load_images

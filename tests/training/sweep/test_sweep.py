@@ -18,7 +18,7 @@ from helpers.training import run_python
 from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import check, compose, plan_grid, plan_sweep
-from marl_pool.config.sections import files_of
+from marl_pool.config.option_files import files_of
 from marl_pool.runs.run import Best, Run
 from marl_pool.runs.sweep import LONGEST_NAME, Sweep, Trial, read_table, trial_name
 from marl_pool.training.settings import SweepSettings, TrainConfig
