@@ -115,6 +115,18 @@ def like(mask: Tensor, tensor: Tensor) -> Tensor:
     return mask.view(*mask.shape, *[1] * (tensor.dim() - mask.dim()))
 
 
+def form_of(value: object) -> str:
+    """Describe a value by its type, or a tensor by its dtype and shape."""
+    if isinstance(value, Tensor):
+        return f"{dtype_name(value.dtype)} of shape {tuple(value.shape)}"
+    return "None" if value is None else type(value).__name__
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name, such as ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def append(tokens: Tokens, added: Tokens) -> Tokens:
     """Append the slots of ``added`` to ``tokens``, whose action mask is kept."""
     joined = map(torch.cat, zip(tokens[:3], added[:3], strict=True), (-2, -1, -1))

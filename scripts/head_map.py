@@ -49,7 +49,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         ((1,), (128,), IN_KERNEL),
         (BOTH_DEPTHS, (8, 32), ("attention_neuron", "pma")),
     ),
-    "simple_tag": ((BOTH_DEPTHS, (32,), (*IN_KERNEL, "gated")),),
+    "simple_tag": ((BOTH_DEPTHS, (32,), (*IN_KERNEL, "gated", "power")),),
 }
 """Runs by environment; all seeds of a stage before the next stage."""
 BLIND = (0, "cls")

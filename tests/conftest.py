@@ -49,7 +49,7 @@ FAST = (
 )
 """Folders of unit tests without training runs, commands or simulators: `make fast`."""
 LONGEST = "training/sweep/test_sweep_training.py"
-"""The file that starts first, since a worker runs a whole file and this one takes long."""
+"""The file that starts first: a worker runs whole files, and this one takes long."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from marl_pool.envs.timeout import env_call
 from marl_pool.finite import validate_finite
 from marl_pool.observations.view import MASK
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import Tokens, TokenSpec, dtype_name, form_of
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import place_in_batch
 
@@ -91,14 +91,14 @@ def checked_state_specs(env: "BatchedEnv") -> dict[str, TokenSpec]:
     """
     specs, part = env.state_specs, "state_specs"
     if not isinstance(specs, dict):
-        raise _misfit(env, part, "a dict by group", _kind_of(specs))
+        raise _misfit(env, part, "a dict by group", form_of(specs))
     strange = [name for name in specs if name not in env.groups]
     if strange:
         groups = f"some of the groups {', '.join(env.groups)}"
         raise _misfit(env, part, groups, ", ".join(map(str, strange)))
     for name, spec in specs.items():
         if not isinstance(spec, TokenSpec):
-            raise _misfit(env, f"{part} of {name!r}", "a TokenSpec", _kind_of(spec))
+            raise _misfit(env, f"{part} of {name!r}", "a TokenSpec", form_of(spec))
     return dict(specs)
 
 
@@ -294,13 +294,13 @@ def validate_groups(env: "BatchedEnv", kind: "type[AgentGroup]") -> None:
     """
     groups = getattr(env, "groups", None)
     if not isinstance(groups, Mapping) or not groups:
-        actual = "an empty one" if isinstance(groups, Mapping) else _kind_of(groups)
+        actual = "an empty one" if isinstance(groups, Mapping) else form_of(groups)
         raise _misfit(env, "groups", f"a dict of {kind.__name__} by name", actual)
     for name, group in groups.items():
         if not isinstance(name, str):
             raise _misfit(env, "groups", "names", repr(name))
         if not isinstance(group, kind):
-            raise _misfit(env, f"groups[{name!r}]", kind.__name__, _kind_of(group))
+            raise _misfit(env, f"groups[{name!r}]", kind.__name__, form_of(group))
         if group.num_agents < 1:
             part = f"num_agents of {name!r}"
             raise _misfit(env, part, "at least 1", group.num_agents)
@@ -315,7 +315,7 @@ def validate_state_names(env: "BatchedEnv") -> None:
         return  # another list of the state
     names = getattr(env, "state_names", None)
     if not isinstance(names, tuple | list):
-        actual = repr(names) if isinstance(names, str) else _kind_of(names)
+        actual = repr(names) if isinstance(names, str) else form_of(names)
         raise _misfit(env, "state_names", "a tuple of attributes", actual)
     for name in names:
         part = f"state_names: {name!r}"
@@ -324,7 +324,7 @@ def validate_state_names(env: "BatchedEnv") -> None:
             raise _misfit(env, part, expected, "none of this name")
         value = getattr(env, name)
         if not isinstance(value, Tensor) or value.shape[:1] != (env.num_envs,):
-            raise _misfit(env, part, expected, _kind_of(value))
+            raise _misfit(env, part, expected, form_of(value))
 
 
 def validate_results(
@@ -338,7 +338,7 @@ def validate_results(
     """
     if not (isinstance(results, tuple) and len(results) == 2):
         is_tuple = isinstance(results, tuple)
-        actual = f"{len(results)} of them" if is_tuple else _kind_of(results)
+        actual = f"{len(results)} of them" if is_tuple else form_of(results)
         raise _misfit(env, "advance", "a tuple of rewards and terminated", actual)
     rewards, terminated = results
     _validate_by_group(env, "rewards", rewards)
@@ -349,7 +349,7 @@ def validate_results(
 def validate_step(env: "BatchedEnv", step: "Step") -> None:
     """Raise InputError if a result of an overridden `BatchedEnv.step` is malformed."""
     if not (isinstance(step, tuple) and hasattr(step, "truncated")):
-        raise _misfit(env, "step", "a Step", _kind_of(step))
+        raise _misfit(env, "step", "a Step", form_of(step))
     validate_results(env, (step.rewards, step.terminated))
     _validate_form(env, "truncated", step.truncated, (env.num_envs,), torch.bool)
 
@@ -404,7 +404,7 @@ def _validate_tokens(
     ):
         return
     if not isinstance(tokens, Tokens):
-        raise _misfit(env, f"{source} of {name!r}", "Tokens", _kind_of(tokens))
+        raise _misfit(env, f"{source} of {name!r}", "Tokens", form_of(tokens))
     owner = f"of {name!r}" if source == "observations" else f"of states of {name!r}"
     forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
         "features": ((*shape, spec.num_features), real),
@@ -424,7 +424,7 @@ def _validate_names(
     env: "BatchedEnv", part: str, by_group: Any, groups: Iterable[str]
 ) -> None:
     if not isinstance(by_group, dict):
-        raise _misfit(env, part, "a dict by group", _kind_of(by_group))
+        raise _misfit(env, part, "a dict by group", form_of(by_group))
     if by_group.keys() != set(groups):
         names = ", ".join(map(str, by_group)) or "none"
         raise _misfit(env, part, f"the groups {', '.join(groups)}", names)
@@ -434,8 +434,8 @@ def _validate_form(
     env: object, part: str, value: object, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     if not _has_form(value, shape, dtype):
-        expected = f"a tensor of {_name_of(dtype)} of shape {shape}"
-        raise _misfit(env, part, expected, _kind_of(value))
+        expected = f"a tensor of {dtype_name(dtype)} of shape {shape}"
+        raise _misfit(env, part, expected, form_of(value))
 
 
 def _has_form(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
@@ -454,14 +454,3 @@ def _misfit(env: object, part: str, expected: object, actual: object) -> InputEr
     return InputError(
         f"{type(env).__name__}: {part}: expected {expected}, got {actual}"
     )
-
-
-def _kind_of(value: object) -> str:
-    """Describe a value by its type, or a tensor by its dtype and shape."""
-    if isinstance(value, Tensor):
-        return f"{_name_of(value.dtype)} of shape {tuple(value.shape)}"
-    return "None" if value is None else type(value).__name__
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

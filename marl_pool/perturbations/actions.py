@@ -17,8 +17,9 @@ from marl_pool.perturbations.base import (
 )
 from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.tokens import Tokens, like
+from marl_pool.tokens import Tokens, form_of, like
 from marl_pool.utils.devices import constant
+from marl_pool.utils.errors import InputError
 
 
 @dataclass(kw_only=True, eq=False)
@@ -82,6 +83,7 @@ class ActionPerturbation(SampledPerturbation):
         shape = (actions.shape[1], self.size(spec))
         numbers = uniform_like(state["keys"], self.turn(steps), shape)
         changed = self.change(spec.clip(actions), numbers, spec, state)
+        self._validate_changed(changed, actions)
         # Unperturbed agents keep their actions bit for bit, even those out of range.
         perturbed = (state["severity"] > 0)[:, None].expand(actions.shape[:2])
         affected = self.affected(steps, actions.shape[1])
@@ -89,6 +91,14 @@ class ActionPerturbation(SampledPerturbation):
             perturbed = perturbed & affected
         executed = torch.where(like(perturbed, actions), changed, actions)
         return executed, {**state, "executed": executed}
+
+    def _validate_changed(self, changed: object, actions: Tensor) -> None:
+        expected, got = form_of(actions), form_of(changed)
+        if got != expected:
+            raise InputError(
+                f"perturbation {type(self).__name__!r}: expected change() to return "
+                f"{expected}, got {got}"
+            )
 
 
 @dataclass(kw_only=True, eq=False)

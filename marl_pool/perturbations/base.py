@@ -14,7 +14,15 @@ from marl_pool.options.types import NonNegativeInt, PositiveInt, Severity
 from marl_pool.perturbations.perception import Perception
 from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin, like
+from marl_pool.tokens import (
+    SELF_TYPE,
+    Tokens,
+    append,
+    dtype_name,
+    form_of,
+    identity_origin,
+    like,
+)
 from marl_pool.utils.devices import constant, may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import uniform
@@ -177,17 +185,14 @@ def validate_perturbed(
     where = type(perturbation).__name__
     if not isinstance(perturbed, Tokens):
         raise InputError(
-            f"perturbation {where!r}: expected Tokens, got "
-            f"{'None' if perturbed is None else type(perturbed).__name__}"
+            f"perturbation {where!r}: expected Tokens, got {form_of(perturbed)}"
         )
     parts = ("features", "types", "padding")
     for part, true, result in zip(parts, tokens[:3], perturbed[:3], strict=True):
-        dtype = result.dtype if isinstance(result, Tensor) else type(result).__name__
-        if dtype is not true.dtype:
+        if not isinstance(result, Tensor) or result.dtype is not true.dtype:
             raise InputError(
                 f"perturbation {where!r}: expected {part} of "
-                f"{str(true.dtype).removeprefix('torch.')}, got "
-                f"{str(dtype).removeprefix('torch.')}"
+                f"{dtype_name(true.dtype)}, got {form_of(result)}"
             )
 
 

@@ -17,7 +17,7 @@ from marl_pool.perturbations.base import (
     validate_perturbed,
 )
 from marl_pool.policies.selection import SelectedTokens
-from marl_pool.tokens import Tokens, like
+from marl_pool.tokens import Tokens, form_of, like
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError
 
@@ -219,7 +219,7 @@ def _perceive(
     if not (isinstance(result, tuple) and len(result) == 2):
         raise InputError(
             f"perturbation {type(perturbation).__name__!r}: expected (Tokens, state), "
-            f"got {'None' if result is None else type(result).__name__}"
+            f"got {form_of(result)}"
         )
     validate_perturbed(perturbation, tokens, result[0])
     return result

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
+from torch import Tensor
 from typing_extensions import override
 
 from helpers.perturbed import centroid
@@ -12,6 +13,7 @@ from marl_pool.api.perturb import perturb_env
 from marl_pool.envs import make_batched_env, make_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import TokenShare, make_perturbation
+from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
@@ -28,6 +30,17 @@ class Faulty(TokenShare):
     @override
     def apply(self, tokens: Tokens, state: Any) -> Any:
         return type(self).result(tokens)
+
+
+@dataclass(kw_only=True, eq=False)
+class FaultyActions(ActionPerturbation):
+    """A perturbation whose changed actions are those of a function."""
+
+    changed: ClassVar[Callable[[Tensor], Any]]
+
+    @override
+    def change(self, actions: Tensor, *details: Any) -> Any:
+        return type(self).changed(actions)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -55,7 +68,7 @@ class NoSuper(NoPair):
 RESULTS: list[tuple[Callable[[Tokens], Any], str]] = [
     (lambda tokens: None, "expected Tokens, got None"),
     (lambda tokens: (tokens, {}), "expected Tokens, got tuple"),
-    (lambda tokens: tokens.features, "expected Tokens, got Tensor"),
+    (lambda tokens: tokens.features, "expected Tokens, got float32 of shape"),
     (
         lambda tokens: tokens._replace(features=tokens.features.double()),
         "expected features of float32, got float64",
@@ -89,9 +102,28 @@ def test_a_result_of_another_form_is_named(result, message, severity, monkeypatc
     monkeypatch.setattr(Faulty, "result", staticmethod(result), raising=False)
     with pytest.raises(InputError) as refusal:
         rollout(Faulty(severity=severity))
-    assert str(refusal.value) == f"perturbation 'Faulty': {message}"
+    assert str(refusal.value).startswith(f"perturbation 'Faulty': {message}")
     with pytest.raises(InputError, match="perturbation 'Faulty': expected "):
         perturb_env(make_env("simple_centroid"), Faulty(severity=severity))
+
+
+@pytest.mark.parametrize(
+    ("changed", "got"),
+    [
+        (lambda actions: None, "None"),
+        (lambda actions: actions.double(), r"float64 of shape \(2, 1, 2\)"),
+        (lambda actions: actions[..., 0], r"float32 of shape \(2, 1\)"),
+    ],
+)
+def test_changed_actions_have_their_form(changed, got, monkeypatch):
+    monkeypatch.setattr(FaultyActions, "changed", staticmethod(changed), raising=False)
+    played = rollout(FaultyActions(), make_batched_env("simple_centroid", 2))
+    message = (
+        r"^perturbation 'FaultyActions': expected change\(\) to return "
+        rf"float32 of shape \(2, 1, 2\), got {got}$"
+    )
+    with pytest.raises(InputError, match=message):
+        played.advance(1)
 
 
 def test_images_stay_images(monkeypatch):
