@@ -6,9 +6,9 @@
 `collect` reads the configurations of the runs in a folder, and their metrics as means
 over ten iterations. `table` prints, for each cell, the final return of each seed, their
 mean and interquartile mean with bootstrap intervals, and the probability that a run of
-the cell returns more than one of AdaPool, if there are any; then AdaPool's lead over
-each head, by dropout. A final return is the mean over the last tenth of the recorded
-iterations.
+the cell returns more than one of AdaPool, if there are any; then AdaPool's return and
+entropy minus those of each other head, by dropout. Final values are means over the last
+tenth of the recorded iterations.
 """
 
 from argparse import ArgumentParser
@@ -39,7 +39,8 @@ from marl_pool.files.figures import (
 from marl_pool.utils.errors import InputError
 
 KEYS = ["counts", "dropout", "pooling"]
-METRICS = ["return_mean", "agent/entropy", "agent/first_kl"]
+RETURN, ENTROPY = "return_mean", "agent/entropy"
+METRICS = [RETURN, ENTROPY, "agent/first_kl"]
 LABELS = ["mean return", "entropy, nats", "KL before the first step, nats"]
 EVERY = 10
 """Iterations whose metrics are averaged into one row."""
@@ -68,15 +69,15 @@ def collect(runs: Path) -> pd.DataFrame:
     return pd.concat(frames)[[*KEYS, "seed", "env_steps", *METRICS]]
 
 
-def final_returns(table: pd.DataFrame) -> pd.Series:
-    """Return the final mean return of each run, by cell and seed."""
+def final_values(table: pd.DataFrame, metric: str = RETURN) -> pd.Series:
+    """Return the final mean of a metric in each run, by cell and seed."""
     last = table[table["env_steps"] > 0.9 * table["env_steps"].max()]
-    return last.groupby([*KEYS, "seed"])["return_mean"].mean()
+    return last.groupby([*KEYS, "seed"])[metric].mean()
 
 
 def markdown(table: pd.DataFrame) -> str:
     """Format a row for each cell."""
-    finals, rows = final_returns(table), []
+    finals, rows = final_values(table), []
     for cell, values in finals.groupby(level=KEYS):
         counts, dropout, head = cell
         returns = values.to_numpy()
@@ -104,7 +105,7 @@ def lead(finals: pd.Series) -> tuple[float, float]:
     """Compare AdaPool with one other head, over the levels, by permutation.
 
     Args:
-        finals: final returns of the two heads, by level, head and seed.
+        finals: final values of the two heads, by level, head and seed.
 
     Returns:
         AdaPool's lead, the mean over levels, and its two-sided p-value: the share of
@@ -130,19 +131,19 @@ def lead(finals: pd.Series) -> tuple[float, float]:
     return observed / len(leads), float(p_value)
 
 
-def leads_text(table: pd.DataFrame) -> str:
+def leads_text(table: pd.DataFrame, metric: str = RETURN) -> str:
     """Return a line for each dropout and head."""
-    finals, lines = final_returns(table), []
-    for dropout, returns in finals.groupby(level="dropout"):
-        heads = returns.index.get_level_values("pooling")
+    finals, lines = final_values(table, metric), []
+    for dropout, values in finals.groupby(level="dropout"):
+        heads = values.index.get_level_values("pooling")
         if REFERENCE not in heads:
             continue
         for head in sorted({*heads} - {REFERENCE}):
-            pair = returns[heads.isin([REFERENCE, head])].droplevel("dropout")
+            pair = values[heads.isin([REFERENCE, head])].droplevel("dropout")
             difference, p_value = lead(pair)
             lines.append(
-                f"dropout {dropout:g}: {REFERENCE} leads {head} by {difference:.2f}, "
-                f"p = {p_value:.3f}"
+                f"{metric}, dropout {dropout:g}: {REFERENCE} - {head} = "
+                f"{difference:.2f}, p = {p_value:.3f}"
             )
     return "\n".join(lines)
 
@@ -208,7 +209,7 @@ def main() -> None:
             if table.empty:
                 raise InputError(f"--seeds: none of them is in {arguments.source}")
         print(markdown(table))
-        print(leads_text(table))
+        print(leads_text(table), leads_text(table, ENTROPY), sep="\n")
         if arguments.out is not None:
             draw(table, arguments.out)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from dropout_study import METRICS, lead, leads_text, markdown
+from dropout_study import ENTROPY, METRICS, lead, leads_text, markdown
 from scipy.stats import permutation_test
 
 
@@ -56,4 +56,9 @@ def test_a_head_without_runs_of_ada_is_compared_with_none():
     table = pd.DataFrame(rows, columns=columns)
     last_cells = [line.split("|")[-2].strip() for line in markdown(table).splitlines()]
     assert last_cells[2:] == ["", "", "0.50"]
-    assert leads_text(table) == "dropout 0.1: ada leads max by 0.00, p = 1.000"
+    text = "return_mean, dropout 0.1: ada - max = 0.00, p = 1.000"
+    assert leads_text(table) == text
+    # Of six ways to exchange two seeds each, two have as large a difference.
+    entropies = table["pooling"].map({"ada": 1.0, "max": 3.0})
+    text = "agent/entropy, dropout 0.1: ada - max = -2.00, p = 0.333"
+    assert leads_text(table.assign(**{ENTROPY: entropies}), ENTROPY) == text
