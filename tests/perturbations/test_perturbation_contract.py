@@ -45,7 +45,8 @@ each_perturbation = pytest.mark.parametrize("name", OBSERVED)
 
 
 def test_every_registered_perturbation_is_tried_here():
-    assert {name for name, _ in VARIANTS + ACTION_VARIANTS} == set(PERTURBATIONS)
+    variants = {name for name, _ in VARIANTS + ACTION_VARIANTS}
+    assert variants == set(PERTURBATIONS), "see VARIANTS in tests/helpers/perturbed.py"
     assert perturbation_names() == sorted(PERTURBATIONS)
 
 
