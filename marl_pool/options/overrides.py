@@ -5,6 +5,7 @@ import math
 import numbers
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,13 +171,17 @@ def _call(key: str, function: str, arguments: str) -> list[Any]:
             f"{key}: expected range(stop), range(start,stop) or "
             f"range(start,stop,step), got range({arguments})"
         )
-    start, stop, step = (0, *values, 1) if len(values) == 1 else (*values, 1)[:3]
+    # Decimal numbers as they are written: (0.4 - 0.1) / 0.1 is not 3 in binary.
+    exact = [Fraction(str(value)) for value in values]
+    start, stop = (Fraction(0), exact[0]) if len(exact) == 1 else exact[:2]
+    step = exact[2] if len(exact) == 3 else Fraction(1)
     count = math.ceil((stop - start) / step)
     if count > MOST_VALUES:
         raise InputError(
             f"{key}: expected at most {MOST_VALUES:,} trials, got {count:,}"
         )
-    return [start + i * step for i in range(count)]
+    number = int if all(type(value) is int for value in values) else float
+    return [number(start + i * step) for i in range(count)]
 
 
 class _Values:

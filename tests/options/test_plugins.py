@@ -9,7 +9,7 @@ import pytest
 
 from helpers.paths import ROOT
 from marl_pool.cli.main import main
-from marl_pool.config import sections
+from marl_pool.config import option_files
 from marl_pool.options import plugins
 from marl_pool.pooling import POOLING, make_pooling, pooling_names
 
@@ -45,7 +45,7 @@ Install = Callable[..., Path]
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Install a package named ``garden``, and forget it afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
-    caches = (plugins.installed, sections._folders, sections._packaged)
+    caches = (plugins.installed, option_files._folders, option_files._packaged)
 
     def write(code: str = CODE, target: str = "garden.plugin:PLUGINS") -> Path:
         package, metadata = tmp_path / "garden", tmp_path / "garden-1.0.dist-info"

@@ -174,7 +174,12 @@ class Sampler:
         self.actions, self.augmentation, self.whole = actions, augmentation, whole
         settings = augmentation.settings
         length = settings.chunk_length or int(trajectories.lengths.max())
-        self.starts, self.lengths, self.begins = chunks(trajectories, length)
+        starts, lengths, begins = chunks(trajectories, length)
+        # A chunk that ends within its burn-in teaches nothing.
+        taught = begins | (lengths > settings.burn_in)
+        self.starts, self.lengths, self.begins = (
+            part[taught] for part in (starts, lengths, begins)
+        )
         self.count = len(self.starts) if whole else trajectories.num_steps
         self.size = min(settings.batch_size, self.count)
         self.per_epoch = self.count // self.size

@@ -169,10 +169,12 @@ def cut(
     keys = [recorded[name] for name in ("time", "episode", "agent", "env")]
     order = torch.from_numpy(np.lexsort(keys))
     recorded = {name: part.index_select(0, order) for name, part in recorded.items()}
-    env, agent, time = (recorded[name] for name in ("env", "agent", "time"))
-    # A step continues the previous one if it is the same agent's next time step.
+    env, agent = recorded["env"], recorded["agent"]
+    # A step continues the previous one if it is the next time step of the same life.
     starts = torch.ones(len(env), dtype=torch.bool)
-    starts[1:] = (env.diff() != 0) | (agent.diff() != 0) | (time.diff() != 1)
+    starts[1:] = recorded["time"].diff() != 1
+    for name in ("env", "agent", "episode"):
+        starts[1:] |= recorded[name].diff() != 0
     first = starts.nonzero()[:, 0]
     lengths = first.diff(append=torch.tensor([len(env)]))
     steps = {name: recorded[name] for name in STEP_PARTS if name in recorded}

@@ -28,6 +28,7 @@ from marl_pool.training.evolution.evaluator import (
 )
 from marl_pool.training.evolution.strategy import Strategy
 from marl_pool.training.fixed_policies import load_saved, validate_same_parameters
+from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import InputError
@@ -55,6 +56,7 @@ def evolve(
         StoppedError: a return was not finite, a worker failed for good, or the disk is
             full; the last good checkpoint remains.
     """
+    config = with_absolute_folders(config)
     TrainingLoop(run, config, should_stop).train(
         lambda checkpoint: EvolutionMethod(run, config, checkpoint)
     )

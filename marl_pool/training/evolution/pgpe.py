@@ -23,7 +23,7 @@ class PGPE(Strategy):
     r"""Follow the gradient of the expected fitness of a normal distribution.
 
     .. math::
-        \nabla_\mu = \frac{1}{P} \sum_i (u_i^+ - u_i^-) \frac{\epsilon_i}{\sigma}
+        \nabla_\mu = \frac{1}{2 P} \sum_i (u_i^+ - u_i^-) \frac{\epsilon_i}{\sigma}
 
     over P mirrored pairs :math:`\mu \pm \sigma \epsilon_i` with utilities :math:`u`.
 
@@ -47,7 +47,7 @@ class PGPE(Strategy):
         seed: random seed of the run.
 
     Raises:
-        InputError: an odd population.
+        InputError: an odd population, or a ``std`` below ``std_floor``.
     """
 
     def __init__(
@@ -69,6 +69,11 @@ class PGPE(Strategy):
             raise InputError(
                 "evolution.population: expected an even number, since vectors come in "
                 f"mirrored pairs, got {population}"
+            )
+        if std < std_floor:
+            raise InputError(
+                f"evolution.std: expected at least evolution.std_floor, {std_floor:g}, "
+                f"got {std:g}"
             )
         self.lr, self.lr_decay, self.momentum = lr, lr_decay, momentum
         self.std_lr, self.std_decay, self.std_floor = std_lr, std_decay, std_floor

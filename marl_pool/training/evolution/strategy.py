@@ -59,7 +59,10 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def step_size(self) -> float:
-        """Standard deviation of the next generation."""
+        """Standard deviation of the next generation, the mean over parameters.
+
+        CMA-ES returns its step size σ, without the scale of its covariance.
+        """
 
     @abstractmethod
     def state_dict(self) -> State:

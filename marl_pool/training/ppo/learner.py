@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
+from ray.rllib.algorithms.ppo.ppo import LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.training_data import TrainingData
@@ -41,6 +42,7 @@ from marl_pool.training.ppo.batch import (
 from marl_pool.training.ppo.loss import (
     STATISTICS,
     PPOTerms,
+    explained_variance,
     recorded_steps,
     value_errors,
 )
@@ -450,13 +452,22 @@ class BatchedPPOLearner(PPOTorchLearner):
     def _log(self, last: Mapping[str, list[Microbatch]]) -> None:
         """Log the metrics of an update, given each module's last minibatch."""
         for mid, microbatches in last.items():
-            means = [
-                part.weights[mid] * self._terms(mid, part.outputs[mid]).statistics()
-                for part in microbatches
-                if mid in part.outputs
+            parts = [part for part in microbatches if mid in part.outputs]
+            terms = [self._terms(mid, part.outputs[mid]) for part in parts]
+            weighted = [
+                part.weights[mid] * part_terms.statistics()
+                for part, part_terms in zip(parts, terms, strict=True)
             ]
-            for name, value in zip(STATISTICS, torch.stack(means).sum(0), strict=True):
+            means = torch.stack(weighted).sum(0)
+            for name, value in zip(STATISTICS, means, strict=True):
                 self._metrics[mid, name] = value
+            # A ratio of variances is not the mean of the microbatches' ratios.
+            self._metrics[mid, LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY] = (
+                explained_variance(
+                    torch.cat([part_terms.values for part_terms in terms]),
+                    torch.cat([part_terms.targets for part_terms in terms]),
+                )
+            )
         for key, value in self._metrics.items():
             self.metrics.log_value(key, value.item(), window=1)
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from ray.rllib.algorithms.ppo.ppo import (
     LEARNER_RESULTS_KL_KEY,
-    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
     PPOConfig,
 )
 from ray.rllib.core.columns import Columns
@@ -21,7 +20,6 @@ from marl_pool.policies.actions import ActionSpec, entropy, kl_divergence, log_p
 STATISTICS = (
     POLICY_LOSS_KEY,
     VF_LOSS_KEY,
-    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
     ENTROPY_KEY,
     LEARNER_RESULTS_KL_KEY,
 )
@@ -117,18 +115,22 @@ class PPOTerms:
     @torch.no_grad()
     def statistics(self) -> Tensor:
         """Return the means of the terms, in the order of `STATISTICS`."""
-        variance = self.targets.var(correction=0) + 1e-6
-        unexplained = (self.targets - self.values).var(correction=0) / variance
         kl = self.values.new_zeros(()) if self.kl is None else self.kl.mean()
         return torch.stack(
             [
                 -self.surrogate.mean(),
                 self.value_loss.mean(),
-                (1 - unexplained).clamp(min=-1),
                 self.entropy.mean(),
                 kl,
             ]
         ).detach()
+
+
+def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of the targets' variance that values explain, at least -1."""
+    variance = targets.var(correction=0) + 1e-6
+    unexplained = (targets - values).var(correction=0) / variance
+    return (1 - unexplained).clamp(min=-1)
 
 
 def value_errors(values: Tensor, targets: Tensor, limit: float) -> Tensor:

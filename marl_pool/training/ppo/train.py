@@ -332,8 +332,14 @@ class PPOMethod(TrainingMethod):
         if self.score_of == NEWEST:
             return iteration
         score = self._return_mean(self.modules)
-        # Without a finished episode, any later checkpoint counts as better.
         return -math.inf if math.isnan(score) else score
+
+    @override
+    def accept(self, score: float) -> bool:
+        # Until an episode is finished, the newest checkpoint is the best.
+        best = self.run.best
+        unknown = best is not None and best.score == score == -math.inf
+        return unknown or super().accept(score)
 
     @override
     def save_policy(self, folder: Path) -> None:

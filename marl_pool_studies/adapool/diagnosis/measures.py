@@ -74,7 +74,7 @@ def record_observations(
             f"agent in {episodes} episodes, got {limit}"
         )
     # Record every n-th step, to stay below the limit in full-length episodes.
-    stride = -(-episodes * agents * env.max_steps // limit)
+    stride = -(-env.max_steps // (limit // (episodes * agents)))
     # Simulators are expensive: play a few at a time, other environments all together.
     batch = SIMULATORS if env.simulated else episodes
     chunks: dict[str, list[GroupObservations]] = {name: [] for name in env.groups}

@@ -58,6 +58,7 @@ from marl_pool.training.cloning.trajectories import (
     BehaviourPolicy,
     RowTable,
     Trajectories,
+    cut,
     join,
 )
 from marl_pool.training.jobs import config_of
@@ -510,6 +511,30 @@ def test_burn_in_steps_are_valid_only_at_an_episodes_start(teacher, env) -> None
     batch = batches.select(torch.arange(batches.count), 0)
     valid = [[1, 1, 1, 1, 1], [0, 0, 1, 0, 0]] * 2
     assert batch.valid.int().tolist() == valid
+
+
+def test_a_chunk_that_ends_within_its_burn_in_is_left_out() -> None:
+    played, rows = collected(Left(), {**BYTES, "max_steps": 8}, episodes=2)
+    batches = sampler(played, rows, whole=True, chunk_length=5, burn_in=3)
+    batch = batches.select(torch.arange(batches.count), 0)
+    assert batch.valid.int().tolist() == [[1, 1, 1, 1, 1]] * 2
+
+
+def test_the_life_of_an_agent_ends_with_the_episode() -> None:
+    """An agent that is born late may begin at the step after its last one."""
+    steps = 6
+    recorded = {
+        **dict.fromkeys(("env", "agent"), torch.zeros(steps, dtype=torch.int64)),
+        "episode": torch.tensor([0, 0, 0, 0, 1, 1]),
+        "time": torch.arange(steps),
+        "begins": torch.tensor([True, False, False, False, True, False]),
+        "features": torch.arange(steps).float().view(-1, 1, 1),
+        "padding": torch.zeros(steps, 1, dtype=torch.bool),
+        **dict.fromkeys(("prev_action", "label"), torch.zeros(steps, 1)),
+    }
+    trajectories = cut(recorded, torch.tensor([0]), torch.zeros(1, 1), None)
+    assert trajectories.lengths.tolist() == [4, 2]
+    assert trajectories.begins.tolist() == [True, True]
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -500,6 +500,15 @@ def test_a_run_resumes_without_its_initial_folder(tmp_path):
     assert results(resumed) == results(reference)
 
 
+def test_the_initial_folder_is_found_from_any_directory(tmp_path, monkeypatch):
+    first = finished_run(tmp_path / "first", "total_generations=1")
+    monkeypatch.chdir(tmp_path)
+    options = ("init=first", "checkpoint.every=9", "total_generations=9")
+    stopped = tiny_run(tmp_path / "part", *options, base=WINDY)
+    evolve(stopped, config_of(stopped), should_stop=lambda: True)
+    assert stopped.config["init"] == str(first.path)
+
+
 def test_the_time_limit_ends_a_run_that_resumes(tmp_path):
     run = finished_run(tmp_path / "run", "time_limit=1e-9")
     assert len(run.rows()) == 1

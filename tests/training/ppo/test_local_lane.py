@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("ray")
 
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
+from ray.rllib.algorithms.ppo.ppo import LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.distribution.torch import torch_distribution
@@ -27,7 +28,8 @@ from marl_pool.rollout import Rollout
 from marl_pool.training.optimization import FlatAdam, FlatParameters
 from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.batch import Rows, concatenate_rows, episode_rows, map_rows
-from marl_pool.training.ppo.loss import STATISTICS, PPOTerms
+from marl_pool.training.ppo.learner import BatchedPPOLearner, Microbatch
+from marl_pool.training.ppo.loss import STATISTICS, PPOTerms, explained_variance
 from marl_pool.training.ppo.runner import BatchedEnvRunner
 from marl_pool.training.ppo.trajectories import (
     estimate_advantages,
@@ -185,6 +187,33 @@ def test_loss_and_gradient_are_rllibs(actions, kl_coeff, entropy_coeff, value_cl
     assert set(statistics) <= set(logged)
     for name in (POLICY_LOSS_KEY, VF_LOSS_KEY, ENTROPY_KEY, *STATISTICS):
         torch.testing.assert_close(statistics[name], logged[name].detach().squeeze())
+    torch.testing.assert_close(
+        explained_variance(terms.values, terms.targets),
+        logged[LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY].squeeze(),
+    )
+
+
+def test_the_explained_variance_is_that_of_the_whole_minibatch() -> None:
+    targets = torch.tensor([0.0, 0.0, 1.0, 0.0])
+    values = targets + 0.1 * torch.tensor([1.0, -1.0, 1.0, -1.0])
+    zeros, logits = torch.zeros(4), torch.zeros(4, 2)
+    columns = (zeros, zeros, values, zeros)
+    microbatches = []
+    for rows in (slice(2), slice(2, 4)):  # the first part's targets have no variance
+        parts = [column[rows] for column in columns]
+        terms = PPOTerms(*parts, None, targets[rows], ActionSpec(n=2), logits[rows])
+        microbatches.append(Microbatch({"m": terms}, {"m": 0.5}))
+    learner: Any = object.__new__(BatchedPPOLearner)
+    logged: dict[Any, float] = {}
+    log = SimpleNamespace(
+        log_value=lambda key, value, window: logged.update({key: value})
+    )
+    learner.metrics, learner._metrics = log, {}
+    learner._terms = lambda _, terms: terms
+    learner._log({"m": microbatches})
+    expected = 1 - 0.01 / float(targets.var(correction=0))
+    key = ("m", LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY)
+    assert logged[key] == pytest.approx(expected, abs=1e-4)
 
 
 # The optimizer

@@ -1,8 +1,10 @@
 """The parts of PPO that need no running algorithm."""
 
 import itertools
+import math
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,3 +252,17 @@ def test_seconds_include_an_iteration_without_steps(tmp_path, monkeypatch):
     monkeypatch.setitem(PPOMethod.step.__globals__, "time", clock)
     assert method.step(1) is None
     assert method.seconds == 3
+
+
+def test_without_a_finished_episode_the_newest_checkpoint_is_the_best():
+    method: Any = object.__new__(PPOMethod)
+    unknown, known = (SimpleNamespace(score=score) for score in (-math.inf, -9.0))
+    for best, score, is_better in [
+        (None, -math.inf, True),
+        (unknown, -math.inf, True),
+        (unknown, -9.0, True),
+        (known, -math.inf, False),
+        (known, -9.0, False),
+    ]:
+        method.run = SimpleNamespace(best=best)
+        assert method.accept(score) == is_better
