@@ -207,8 +207,10 @@ class TokenSpec:
     def __post_init__(self) -> None:
         # JSON has lists for tuples.
         for name in ("type_names", "signal_types", "positions"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+            if (values := getattr(self, name)) is not None:
+                # ("agent") is a text, whose letters would become names.
+                self._validate(name, not isinstance(values, str), "a tuple")
+                object.__setattr__(self, name, tuple(values))
         markers = tuple((name, index) for name, index in self.markers)
         object.__setattr__(self, "markers", markers)
         # All sizes are positive, and all names and indices exist.

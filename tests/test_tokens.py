@@ -102,6 +102,8 @@ def test_specs_compare_and_hash_by_value() -> None:
     [
         ({"num_tokens": 0}, "TokenSpec.num_tokens: expected at least 1, got 0"),
         ({"num_features": -1}, "TokenSpec.num_features: expected at least 1, got -1"),
+        ({"type_names": "agent"}, "TokenSpec.type_names: expected a tuple, got agent"),
+        ({"signal_types": "a"}, "TokenSpec.signal_types: expected a tuple, got a"),
         ({"type_names": ()}, "TokenSpec.type_names: expected at least one name"),
         ({"positions": (3,)}, "TokenSpec.positions: expected .* below 3"),
         ({"positions": (0, -1)}, "TokenSpec.positions: expected .* below 3"),

@@ -110,10 +110,6 @@ def evaluate(
             env_timeout=env_timeout,
         )
     folder = None if out is None else Path(out)
-    if folder is not None:
-        # Create the folder before the episodes are played, which may take hours.
-        with explain_os_errors(f"out: {folder} cannot be made"):
-            make_folder(folder)
     name = title or (folder.name if folder else "")
     options = env_options(env)
     # Transfer environments in a file may not import what the user did not name.
@@ -125,6 +121,10 @@ def evaluate(
     transfers = [
         target.transfer_env(change, episodes) for change in settings.transfer_settings
     ]
+    if folder is not None:
+        # Create the folder before the episodes are played, which may take hours.
+        with explain_os_errors(f"out: {folder} cannot be made"):
+            make_folder(folder)
     results = evaluate_target(target, settings, transfers)
     if title is not None:
         results.show(title)

@@ -26,6 +26,7 @@ from marl_pool.envs.pettingzoo.teams import by_name
 from marl_pool.finite import validate_finite
 from marl_pool.observations.make import split_action_mask
 from marl_pool.observations.masks import MASK, read_mask
+from marl_pool.observations.parts import as_array, kind_of
 from marl_pool.observations.token_dict import TOKEN_PARTS, TokenDictView, token_spec
 from marl_pool.options.signatures import check_argument
 from marl_pool.options.types import Seed
@@ -281,19 +282,19 @@ class Perturber:
         """Perturb the actions of the present agents in one step.
 
         Raises:
-            InputError: before the first reset.
+            InputError: before the first reset; an action of another form than its
+                space, or one that is not finite.
         """
         if not self.states:
             raise InputError("Cannot call env.step() before calling env.reset()")
         executed = dict(actions)
         for name, rows in self.rows.items():
             agents, spec = self.groups[name], ActionSpec.of_rows(rows)
-            # Arrays of a Box keep their dtype.
-            is_array = isinstance(rows.space, spaces.Box)
+            box = rows.space if isinstance(rows.space, spaces.Box) else None
             flat = {
-                agent: np.asarray(actions[agent])
-                if is_array
-                else rows.flatten(actions[agent])
+                agent: rows.flatten(actions[agent])
+                if box is None
+                else _read_box(box, actions[agent], f"env: agent {agent!r}: action")
                 for agent in agents
                 if agent in actions
             }
@@ -307,7 +308,9 @@ class Perturber:
             for agent, row in zip(agents, changed[0].numpy(), strict=True):
                 if agent in executed:
                     executed[agent] = (
-                        row.astype(flat[agent].dtype) if is_array else rows.restore(row)
+                        rows.restore(row)
+                        if box is None
+                        else _restore_box(box, row, actions[agent])
                     )
         return executed
 
@@ -459,6 +462,33 @@ class Perturber:
         if (mask := self.masks[agent]) is not None:
             space[MASK] = mask
         return space
+
+
+def _read_box(space: spaces.Box, action: Any, where: str) -> np.ndarray:
+    """Return an action of a Box as floats, perhaps out of range.
+
+    Raises:
+        InputError: another shape, or values that are not finite numbers.
+    """
+    array = as_array(action)
+    if (
+        array is None
+        or array.shape != space.shape
+        or array.dtype.kind not in "biuf"
+        or not np.isfinite(array).all()
+    ):
+        expected = " ".join(str(space).split())
+        raise InputError(f"{where}: expected {expected}, got {kind_of(action)}")
+    return array if array.dtype.kind == "f" else array.astype(np.float64)
+
+
+def _restore_box(space: spaces.Box, row: np.ndarray, action: Any) -> np.ndarray:
+    """Return an executed action in the dtype of the array that was given, if floats."""
+    dtype = np.asarray(action).dtype
+    if dtype.kind == "f":
+        return row.astype(dtype)
+    rounded = np.rint(row) if np.issubdtype(space.dtype, np.integer) else row
+    return rounded.astype(space.dtype)
 
 
 def _token_specs(env: Any) -> Mapping[Any, TokenSpec]:

@@ -79,7 +79,9 @@ class CompiledSetNetwork(SharedModule, SetNetwork):
     def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
         if self.encoding is None or not self.encoding.fits(tokens):
             return super().encode(tokens)
-        return self.encoding(tokens), present_padding(tokens), tokens.types
+        # As in torch, the head sees type 0 under padding, where any number may stand.
+        types = tokens.types.masked_fill(tokens.padding, 0)
+        return self.encoding(tokens), present_padding(tokens), types
 
     def computes(self, tokens: Tokens, *, encoder: bool = False) -> bool:
         """Return True if the kernel computes the network for tokens of batch ``(B,)``.

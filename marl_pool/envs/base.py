@@ -344,7 +344,8 @@ class BatchedEnv(ABC):
         self._validate_actions(actions)
         rewards, terminated = validate_results(self, self.advance(actions))
         self.steps += 1
-        return Step(rewards, terminated, self.at_limit())
+        # A copy, since many environments return a constant of theirs.
+        return Step(rewards, terminated.clone(), self.at_limit())
 
     def at_limit(self) -> Tensor:
         """Return ``(num_envs,)`` bool: the episode has reached its time limit."""
@@ -435,7 +436,9 @@ class BatchedEnv(ABC):
             count: numbers of each stream.
             start: position of the first number in the stream.
         """
-        return uniform(keys, count, start).to(self.dtype)
+        numbers = uniform(keys, count, start).to(self.dtype)
+        # A float32 rounds the largest float64 below 1 up to 1; keep it below.
+        return numbers.clamp(max=1 - torch.finfo(self.dtype).eps)
 
     def select(self, indices: Tensor) -> Self:
         """Copy the environments at ``indices``, in their current state."""

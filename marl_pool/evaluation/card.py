@@ -117,6 +117,15 @@ def newest_evaluation(run: "Run") -> Path | None:
     return None
 
 
+def _with_error(row: Result) -> str:
+    """Return a mean with half its interval, where that is known."""
+    mean, error = (
+        f"{number:.{DECIMALS}f}"
+        for number in (row.mean, (row.mean_high - row.mean_low) / 2)
+    )
+    return mean if math.isnan(row.mean_low) else f"{mean} ± {error}"
+
+
 def _header(content: CardContent) -> str:
     """Return the YAML that the hub reads: library, tags, license and scores."""
     from huggingface_hub import EvalResult, ModelCardData
@@ -135,8 +144,7 @@ def _header(content: CardContent) -> str:
             dataset_name=env,
             metric_type="mean_reward",
             metric_name=f"mean return of {row.group}, {row.policy_label}",
-            metric_value=f"{row.mean:.{DECIMALS}f} ± "
-            f"{(row.mean_high - row.mean_low) / 2:.{DECIMALS}f}",
+            metric_value=_with_error(row),
         )
         for row in measured
     ]

@@ -287,4 +287,4 @@ def _interval(result: "Result | SeverityAUC", name: str) -> list[str]:
     value, low, high = interval_of(result, name)
     if math.isnan(value):
         return ["", ""]
-    return [f"{value:z.3f}", f"{low:z.3f} to {high:z.3f}"]
+    return [f"{value:z.3f}", "" if math.isnan(low) else f"{low:z.3f} to {high:z.3f}"]

@@ -114,6 +114,11 @@ class Occlude(TokenShare):
             among = types
         if not among:
             raise InputError("perturbation.among: expected at least one type, got none")
+        if self.protects and not set(among) - {*names[: SELF_TYPE + 1]}:
+            raise UnfitTokensError(
+                f"perturbation.among: expected a type other than {names[SELF_TYPE]}, "
+                "which protect_self spares"
+            )
         return [_type_number("perturbation.among", name, names) for name in among]
 
 

@@ -54,7 +54,7 @@ class ActionNetwork(nn.Module):
         """Return actions ``(B, …)`` in the units of the space; see `ActionSpec`.
 
         Args:
-            features: ``(B, N, F)``.
+            features: ``(B, N, F)``, of the dtype of the policy's `TokenSpec`.
             types: ``(B, N)`` int64.
             padding: ``(B, N)`` bool, True where there is no token.
             action_mask: ``(B, num_options)`` bool, True for options that are allowed;
@@ -98,14 +98,15 @@ def export_policy(
         raise InputError("export: expected no action mask, since actions are a Box")
     if path.exists():
         raise InputError(f"{path} exists; choose another --out")
-    network, free = ActionNetwork(policy.eval()), _allows_more_tokens(policy)
     with explain_os_errors(f"{path} cannot be written"):
         make_folder(path.parent)
     with (
+        _in_eval_mode(policy),
         torch.no_grad(),
         _without_warnings(),
         new_path(path) as beside,
     ):
+        network, free = ActionNetwork(policy), _allows_more_tokens(policy)
         try:
             if free:
                 # Where torch fixes the number nevertheless, so does the file.
@@ -224,6 +225,16 @@ def _without_warnings() -> Iterator[None]:
         logging.disable(disabled)
 
 
+@contextmanager
+def _in_eval_mode(policy: SpecifiedPolicy) -> Iterator[None]:
+    was_training = policy.training
+    policy.eval()
+    try:
+        yield
+    finally:
+        policy.train(was_training)
+
+
 def _random_mask(actions: ActionSpec, batch: int) -> Tensor:
     """Sample masks that allow the last option of each choice, and others."""
     generator = torch.Generator().manual_seed(1)
@@ -238,7 +249,11 @@ def _random_tokens(
     """Sample sets with padding; the first token is always present."""
     generator = torch.Generator().manual_seed(0)
     shape = (batch, spec.num_tokens + extra)
-    features = torch.randn(*shape, spec.num_features, generator=generator)
+    size = (*shape, spec.num_features)
+    if spec.dtype == "uint8":
+        features = torch.randint(256, size, generator=generator, dtype=torch.uint8)
+    else:
+        features = torch.randn(size, generator=generator)
     types = torch.randint(len(spec.type_names), shape, generator=generator)
     padding = torch.rand(shape, generator=generator) < 0.3
     types[:, 0], padding[:, 0] = 0, False

@@ -35,9 +35,9 @@ class RandomPolicy(Policy):
             bounds = torch.tensor(getattr(self.actions, name), **_FLOAT32)
             self.register_buffer(name, bounds, persistent=False)
         # All actions have the same log-probability, unless some are masked.
-        self.log_volume = (self.high - self.low).prod().log().item()
-        options = torch.tensor(self.actions.sizes, **_FLOAT32).prod()
-        self.log_prob = -options.log().item() - self.log_volume
+        self.log_volume = (self.high - self.low).double().log().sum().item()
+        options = torch.tensor(self.actions.sizes, dtype=torch.float64)
+        self.log_prob = -options.log().sum().item() - self.log_volume
 
     @override
     def act(

@@ -1,6 +1,6 @@
 """Several pooling heads on the same set."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.options.construction import build
-from marl_pool.options.types import Extent, NamedOptions
+from marl_pool.options.types import Extent, NamedOptions, Probability
 from marl_pool.pooling.base import Inputs, MemoryPooling, Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
@@ -33,6 +33,7 @@ class MultiPooling(Pooling):
             memory are not supported.
         num_tokens: N, for heads that need it.
         has_self: True if the tokens include the observer's own.
+        attention_dropout: probability in the attention of heads that have it.
     """
 
     def __init__(
@@ -42,8 +43,17 @@ class MultiPooling(Pooling):
         heads: Sequence[NamedOptions] = ({"name": "avg"}, {"name": "max"}),
         num_tokens: Extent | None = None,
         has_self: bool = True,
+        attention_dropout: Probability = 0.0,
     ) -> None:
-        parts = [self._build(part, dim, num_tokens, has_self) for part in heads]
+        # `build` passes on what the constructor of a head takes of the context.
+        context: dict[str, Any] = {
+            "dim": dim,
+            "has_self": has_self,
+            "attention_dropout": attention_dropout,
+        }
+        if num_tokens is not None:
+            context["num_tokens"] = num_tokens
+        parts = [self._build(part, context) for part in heads]
         if not parts:
             raise InputError("pooling.heads: expected at least one head, got none")
         super().__init__(dim)
@@ -53,9 +63,7 @@ class MultiPooling(Pooling):
         self.permutation_invariant = all(part.permutation_invariant for part in parts)
 
     @staticmethod
-    def _build(
-        part: NamedOptions, dim: int, num_tokens: int | None, has_self: bool
-    ) -> Pooling:
+    def _build(part: NamedOptions, context: Mapping[str, Any]) -> Pooling:
         from marl_pool.pooling import POOLING
 
         options = dict(part)
@@ -63,10 +71,6 @@ class MultiPooling(Pooling):
             raise InputError(
                 f"pooling.heads: expected mappings with a name, got {part!r}"
             )
-        # `build` passes on what the head's constructor takes of the context.
-        context: dict[str, Any] = {"dim": dim, "has_self": has_self}
-        if num_tokens is not None:
-            context["num_tokens"] = num_tokens
         name = options.pop("name")
         head: Pooling = build(name, POOLING, "pooling", Pooling, options, context)
         if isinstance(head, MemoryPooling):

@@ -171,3 +171,9 @@ def test_wrong_arguments_are_one_line(model, env, message):
     with pytest.raises(InputError, match=message) as caught:
         evaluate(model, env, episodes=2, suite={"perturbations": []})
     assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_env_leaves_no_folder(tmp_path) -> None:
+    with pytest.raises(InputError, match="nowhere"):
+        evaluate(lambda *_: 0, "nowhere", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

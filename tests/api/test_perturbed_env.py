@@ -342,3 +342,62 @@ def test_the_env_is_rebuilt_from_its_spec() -> None:
     first, second = (instance.reset(seed=1)[0] for instance in (env, copy))
     assert all(np.array_equal(first[part], second[part]) for part in first)
     assert first["padding"].any()
+
+
+def tokens_with_actions(space: spaces.Box) -> Any:
+    """An env of one token whose actions are in a Box, and which keeps the last one."""
+
+    class Boxed(gymnasium.Env[Any, Any]):
+        action_space = space
+        observation_space = spaces.Dict(
+            features=spaces.Box(-9, 9, (1, 1)),
+            types=spaces.Box(0, 1, (1,), np.int64),
+            padding=spaces.Box(0, 1, (1,), np.bool_),
+        )
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            zero = np.zeros((1, 1), np.float32)
+            types, padding = np.zeros(1, np.int64), np.zeros(1, np.bool_)
+            return {"features": zero, "types": types, "padding": padding}, {}
+
+        def step(self, action: Any) -> Any:
+            self.executed = action
+            return *self.reset()[:1], 0.0, False, False, {}
+
+    return Boxed()
+
+
+@pytest.mark.parametrize("name", ["action_noise", "drop_actions"])
+@pytest.mark.parametrize(
+    ("space", "action", "dtype"),
+    [
+        (spaces.Box(0, 10, (2,), np.int64), np.array([5, 5]), np.int64),
+        (spaces.Box(0, 10, (2,), np.int64), [5, 5], np.int64),
+        (spaces.Box(-1, 1, (2,)), [0, 0], np.float32),
+        (spaces.Box(-1, 1, (2,)), np.zeros(2), np.float64),
+        (spaces.Box(-1, 1, (2,)), np.zeros(2, np.float32), np.float32),
+    ],
+)
+def test_numbers_of_any_dtype_are_perturbed(name, space, action, dtype) -> None:
+    env = tokens_with_actions(space)
+    perturbed = perturb_env(env, {"name": name, "severity": 1.0})
+    perturbed.reset(seed=0)
+    perturbed.step(action)
+    assert env.executed.dtype == dtype
+    assert space.contains(env.executed.astype(space.dtype))
+    assert name == "drop_actions" or not np.array_equal(env.executed, action)
+
+
+@pytest.mark.parametrize(
+    "action", [np.zeros(3), 0.5, "ab", [[1], [2, 3]], [0.0, np.nan]]
+)
+def test_an_action_of_another_form_is_one_line(action: Any) -> None:
+    perturbed = perturb_env(
+        tokens_with_actions(spaces.Box(-1, 1, (2,))), "action_noise"
+    )
+    perturbed.reset(seed=0)
+    message = (
+        r"^env: agent 'agent': action: expected Box\(-1.0, 1.0, \(2,\), float32\), got"
+    )
+    with pytest.raises(InputError, match=message):
+        perturbed.step(action)

@@ -29,7 +29,8 @@ from marl_pool.compiled import CompiledSetNetwork, compile
 from marl_pool.compiled.choice import use_kernels
 from marl_pool.compiled.native import call
 from marl_pool.networks.set_network import SetNetwork
-from marl_pool.tokens import Tokens
+from marl_pool.pooling.base import Pooling
+from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.devices import torch_threads
 from marl_pool.utils.errors import InputError
 
@@ -600,3 +601,29 @@ def test_a_kernel_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) 
             assert call.library() is None
     finally:
         call.library.cache_clear()
+
+
+def test_a_head_in_torch_sees_cleared_types() -> None:
+    """Under padding any type may stand, which a head that embeds types cannot take."""
+
+    class Typed(Pooling):
+        def __init__(self, dim: int) -> None:
+            super().__init__(dim)
+            self.types = nn.Embedding(2, dim)
+
+        def forward(self, x: Tensor, padding: Any = None, types: Any = None) -> Tensor:
+            return (x + self.types(types)).masked_fill(padding[..., None], 0).sum(1)
+
+    spec, encoder = (
+        TokenSpec(3, 2, ("self", "other")),
+        {"name": "transformer", "dim": 8},
+    )
+    plain = SetNetwork(spec, encoder=encoder, pooling={"name": "avg"})
+    plain.pooling = Typed(plain.pooling.dim)
+    compiled = compile(copy.deepcopy(plain))
+    padding = torch.tensor([[False, False, True]] * 2)
+    types = torch.tensor([[0, 1, -7]] * 2)
+    tokens = Tokens(torch.randn(2, 3, 2), types, padding)
+    assert compiled.computes(tokens, encoder=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(tokens), plain(tokens))

@@ -9,10 +9,11 @@ from gymnasium import spaces
 
 import marl_pool.envs.description as description
 from helpers.farm import FoxAndHens
-from marl_pool.envs import make_batched_env
+from marl_pool.envs import base, make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import describe_env
 from marl_pool.options.names import UntrustedError, trust
+from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
@@ -179,3 +180,27 @@ def test_a_group_has_a_space_of_actions():
     message = "^AgentGroup.action_space: expected a space of Gymnasium, got int"
     with pytest.raises(InputError, match=message):
         AgentGroup(1, TokenSpec(1, 1, ("self",)), 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["simple_centroid", "xor", "cartpole"])
+def test_a_caller_may_write_into_the_results_of_a_step(name: str) -> None:
+    env = make_batched_env(name, 2, seed=0)
+    env.reset()
+    tokens, (group,) = env.observe(), env.groups.values()
+    policy = RandomPolicy(group.action_space)
+    actions = {name: policy.act(part).action for name, part in tokens.items()}
+    step = env.step(actions)
+    state, expected = env.state_dict(), step.terminated.clone()
+    step.terminated.fill_(True)
+    for action in actions.values():
+        action.add_(1)
+    for key, part in env.state_dict()["tensors"].items():
+        assert torch.equal(part, state["tensors"][key]), key
+    assert torch.equal(env.step({k: a * 0 for k, a in actions.items()})[1], expected)
+
+
+def test_uniform_numbers_are_below_1_in_float32(monkeypatch) -> None:
+    env = docstring_example()(2, seed=0)
+    largest = torch.full((2, 3), 1 - 2.0**-30, dtype=torch.float64)
+    monkeypatch.setattr(base, "uniform", lambda *_: largest)
+    assert (env.sample_uniform(env.env_ids, 3) < 1).all()

@@ -111,7 +111,7 @@ def test_a_result_of_another_form_is_named(result, message, severity, monkeypatc
     ("changed", "got"),
     [
         (lambda actions: None, "None"),
-        (lambda actions: actions.double(), r"float64 of shape \(2, 1, 2\)"),
+        (lambda actions: actions.double(), r"float64 of shape \(2, 1, 5\)"),
         (lambda actions: actions[..., 0], r"float32 of shape \(2, 1\)"),
     ],
 )
@@ -120,7 +120,7 @@ def test_changed_actions_have_their_form(changed, got, monkeypatch):
     played = rollout(FaultyActions(), make_batched_env("simple_centroid", 2))
     message = (
         r"^perturbation 'FaultyActions': expected change\(\) to return "
-        rf"float32 of shape \(2, 1, 2\), got {got}$"
+        rf"float32 of shape \(2, 1, 5\), got {got}$"
     )
     with pytest.raises(InputError, match=message):
         played.advance(1)

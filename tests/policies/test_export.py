@@ -1,6 +1,7 @@
 """Exported policies act like the originals, or the export is refused."""
 
 import resource
+from dataclasses import replace
 
 import pytest
 import torch
@@ -125,3 +126,16 @@ def test_a_policy_with_a_memory_is_refused(tmp_path, pooling):
     with pytest.raises(InputError, match="expected a policy without a memory, got one"):
         export_policy(policy(pooling), tmp_path / "new.onnx", "onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_policy_on_bytes_takes_bytes(tmp_path):
+    spec = replace(SPEC, dtype="uint8")
+    original = make_policy(spec, BOX, pooling="max", seed=0).train()
+    file = tmp_path / "new.pt2"
+    export_policy(original, file, "torch")
+    assert original.training
+    module, sizes = torch.export.load(file).module(), (5, SPEC.num_tokens)
+    types, padding = torch.zeros(sizes).long(), torch.zeros(sizes).bool()
+    features = torch.randint(256, (*sizes, SPEC.num_features), dtype=torch.uint8)
+    expected = ActionNetwork(original.eval())(features, types, padding)
+    torch.testing.assert_close(module(features, types, padding), expected)

@@ -1,5 +1,6 @@
 """Policies: action distributions, noise and decisions."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -429,3 +430,15 @@ def test_the_random_policy_explores_always_and_reproduces(space: spaces.Space) -
     assert not first.value.any()
     assert first.value.shape == first.log_prob.shape == (50, 2)
     assert first.logits.shape == (50, 2, policy.actions.num_logits)
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (spaces.MultiBinary(200), -200 * math.log(2)),
+        (spaces.Box(-1, 1, (200,)), -200 * math.log(2)),
+        (spaces.Box(-1e-4, 1e-4, (20,)), -20 * math.log(2e-4)),
+    ],
+)
+def test_random_actions_of_many_dimensions_have_a_finite_density(space, expected):
+    assert RandomPolicy(space).log_prob == pytest.approx(expected, rel=1e-5)

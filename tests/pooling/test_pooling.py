@@ -23,9 +23,10 @@ from helpers.samples import (
     random_set,
     shared,
 )
+from marl_pool.networks.set_network import SetNetwork
 from marl_pool.pooling import POOLING, make_pooling, pooling_names
 from marl_pool.pooling.base import NO_TYPE, Pooling
-from marl_pool.tokens import SELF_TYPE
+from marl_pool.tokens import SELF_TYPE, TokenSpec
 from marl_pool.utils.errors import InputError
 
 GOLDEN = GOLDEN_FILES
@@ -542,3 +543,14 @@ def test_without_types_ada_queries_with_the_mean():
     plain, mean = make_head("ada"), make_head("ada", query="mean")
     assert is_close(plain(x, padding), mean(x, padding))
     assert is_close(plain.weights(x, padding), mean.weights(x, padding))
+
+
+def test_inner_heads_have_the_dropout_of_the_network() -> None:
+    network = SetNetwork(
+        TokenSpec(3, 2, ("self",)),
+        encoder={"name": "identity", "dim": 8},
+        pooling={"name": "multi", "heads": [{"name": "ada"}, {"name": "max"}]},
+        attention_dropout=0.5,
+    )
+    head: Any = network.pooling.heads[0]
+    assert head.attention.dropout == 0.5

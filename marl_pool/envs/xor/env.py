@@ -96,7 +96,7 @@ class XOR(BatchedEnv):
 
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
-        self.choices = actions["agent"]
+        self.choices = actions["agent"].clone()
         is_one = (self.choices.sum(1, keepdim=True) == 1).to(self.dtype)
         if self.tie_breaker == "random":
             self.numbers = self.dynamics.next()

@@ -231,7 +231,7 @@ def transfer(rows: pd.DataFrame) -> list[html.PageSection]:
     tokens: list[html.Component] = []
     for label, levels in occluded.groupby("label", sort=False):
         tests = levels.sort_values("level", kind="stable")
-        columns = [f"{level:.0%}" for level in tests["level"]]
+        columns = [f"{100 * level:g}%" for level in tests["level"]]
         tokens += [html.heading(label), _map(rows, tests.assign(column=columns))]
     if tokens:
         sections.append(html.PageSection("occlusion", tokens, facts))
@@ -243,10 +243,12 @@ def _map(rows: pd.DataFrame, tests: pd.DataFrame) -> pd.DataFrame:
     clean = rows[rows["test"] == CLEAN]
     tests = tests.assign(column=tests.get("column", tests["name"]))
     columns = pd.concat([clean.assign(column="unperturbed"), tests])
-    cells = {"method": [html.Cell(method) for method in clean["method"]]}
+    # Two columns may share a heading, since users choose labels.
+    headings, cells = ["method"], [[html.Cell(method) for method in clean["method"]]]
     for _, column in columns.groupby("condition", sort=False):
-        cells[column["column"].iloc[0]] = _score_cells(column)
-    return pd.DataFrame(cells)
+        headings.append(column["column"].iloc[0])
+        cells.append(_score_cells(column))
+    return pd.DataFrame(dict(enumerate(cells))).set_axis(headings, axis=1)
 
 
 # Comparison of methods

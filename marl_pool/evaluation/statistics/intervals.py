@@ -28,11 +28,11 @@ class Interval(NamedTuple):
     high: float = math.nan
 
     def text(self, decimals: int = 3) -> str:
-        """Return ``value [low, high]``; empty for an estimate that is NaN."""
+        """Return ``value [low, high]``, without what is unknown."""
         if math.isnan(self.value):
             return ""
         value, low, high = (f"{number:.{decimals}f}" for number in self)
-        return f"{value} [{low}, {high}]"
+        return value if math.isnan(self.low) else f"{value} [{low}, {high}]"
 
 
 def mean(values: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pandas as pd
 import pytest
 
 from helpers.reported import (
@@ -38,9 +39,9 @@ from helpers.reported import (
 from helpers.tables import yaml_cases
 from marl_pool.cli import main as cli
 from marl_pool.evaluation import report as report_package
-from marl_pool.evaluation.report import page
+from marl_pool.evaluation.report import page, sections
 from marl_pool.evaluation.report.evaluated import read_runs
-from marl_pool.evaluation.report.frame import shared_areas
+from marl_pool.evaluation.report.frame import ENVIRONMENT, shared_areas
 from marl_pool.evaluation.report.html import (
     Cell,
     format_interval,
@@ -49,7 +50,13 @@ from marl_pool.evaluation.report.html import (
     score_tone,
 )
 from marl_pool.evaluation.report.page import report
-from marl_pool.evaluation.results import DOCUMENT, RETURNS, read_returns, write_returns
+from marl_pool.evaluation.results import (
+    CLEAN,
+    DOCUMENT,
+    RETURNS,
+    read_returns,
+    write_returns,
+)
 from marl_pool.evaluation.statistics.intervals import Interval
 from marl_pool.files.manifest import sealed_json
 from marl_pool.runs.run import Run
@@ -287,6 +294,15 @@ def test_missing_tokens_in_training_are_rows_of_a_map(tmp_path: Path) -> None:
     assert heads_of(html, "occlusion") == [*tested, *methods]
     numbers = [text.split()[0] for text, _, _ in cells(html, "occlusion")[:6]]
     assert numbers == ["0.80", "0.60", "0.20", "0.90", "0.70", "0.30"]
+
+
+def test_columns_with_equal_headings_are_kept() -> None:
+    names = [CLEAN, "far", "unperturbed"]
+    rows = pd.DataFrame({"test": [CLEAN, ENVIRONMENT, ENVIRONMENT], "name": names})
+    rows = rows.assign(method="ada", condition=range(3), reason=["0", "1", "2"])
+    table = sections._map(rows, rows[rows["test"] == ENVIRONMENT])
+    assert list(table.columns) == ["method", "unperturbed", "far", "unperturbed"]
+    assert [cell.title for cell in table.iloc[0]] == ["", "0", "1", "2"]
 
 
 # The page

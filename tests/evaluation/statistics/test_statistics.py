@@ -1,5 +1,6 @@
 """Statistics against scipy and values worked out by hand."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from marl_pool.evaluation.statistics.intervals import (
+    Interval,
     bootstrap,
     interquartile_mean,
     interquartile_score,
@@ -166,3 +168,9 @@ def test_nan_scores_give_nan_probabilities_of_improvement(place):
     ):
         assert np.isnan(shares[place[0]])
         assert shares[intact_run] == pytest.approx(expected[intact_run])
+
+
+def test_unknown_bounds_are_not_printed() -> None:
+    assert Interval(1.0, 0.5, 1.5).text(1) == "1.0 [0.5, 1.5]"
+    assert Interval(1.0).text() == "1.000"
+    assert Interval(math.nan).text() == ""
