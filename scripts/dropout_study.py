@@ -6,9 +6,9 @@
 `collect` reads the configurations of the runs in a folder, and their metrics as means
 over ten iterations. `table` prints, for each cell, the final return of each seed, their
 mean and interquartile mean with bootstrap intervals, and the probability that a run of
-the cell returns more than one of AdaPool, if there are any; then AdaPool's return and
-entropy minus those of each other head, by dropout. Final values are means over the last
-tenth of the recorded iterations.
+the cell returns more than one of AdaPool, if there are any; then the differences in
+return and entropy between AdaPool and each other head, by dropout. Final values are
+means over the last tenth of the recorded iterations.
 """
 
 from argparse import ArgumentParser

@@ -1,4 +1,4 @@
-"""The YAML files of options: the library's, those of installed packages, the user's."""
+"""The YAML files of options: of the library, of installed packages, of the user."""
 
 import functools
 from collections.abc import Iterator, Mapping

@@ -36,7 +36,7 @@ class RandomPolicy(Policy):
             self.register_buffer(name, bounds, persistent=False)
         # All actions have the same log-probability, unless some are masked.
         self.log_volume = (self.high - self.low).double().log().sum().item()
-        options = torch.tensor(self.actions.sizes, dtype=torch.float64)
+        options = torch.tensor(self.actions.sizes, **_FLOAT32).double()
         self.log_prob = -options.log().sum().item() - self.log_volume
 
     @override

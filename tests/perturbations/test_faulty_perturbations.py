@@ -34,7 +34,7 @@ class Faulty(TokenShare):
 
 @dataclass(kw_only=True, eq=False)
 class FaultyActions(ActionPerturbation):
-    """A perturbation whose changed actions are those of a function."""
+    """A perturbation that changes actions by a function."""
 
     changed: ClassVar[Callable[[Tensor], Any]]
 

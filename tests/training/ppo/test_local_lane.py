@@ -193,7 +193,7 @@ def test_loss_and_gradient_are_rllibs(actions, kl_coeff, entropy_coeff, value_cl
     )
 
 
-def test_the_explained_variance_is_that_of_the_whole_minibatch() -> None:
+def test_the_explained_variance_is_computed_on_the_whole_minibatch() -> None:
     targets = torch.tensor([0.0, 0.0, 1.0, 0.0])
     values = targets + 0.1 * torch.tensor([1.0, -1.0, 1.0, -1.0])
     zeros, logits = torch.zeros(4), torch.zeros(4, 2)
