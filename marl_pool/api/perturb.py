@@ -483,7 +483,7 @@ def _read_box(space: spaces.Box, action: Any, where: str) -> np.ndarray:
 
 
 def _restore_box(space: spaces.Box, row: np.ndarray, action: Any) -> np.ndarray:
-    """Return an executed action in the dtype of the array that was given, if floats."""
+    """Return an executed action, in the dtype of a float array or else of the space."""
     dtype = np.asarray(action).dtype
     if dtype.kind == "f":
         return row.astype(dtype)

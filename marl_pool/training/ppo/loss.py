@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from ray.rllib.algorithms.ppo.ppo import (
-    LEARNER_RESULTS_KL_KEY,
-    PPOConfig,
-)
+from ray.rllib.algorithms.ppo.ppo import LEARNER_RESULTS_KL_KEY, PPOConfig
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
 from ray.rllib.evaluation.postprocessing import Postprocessing
