@@ -140,7 +140,7 @@ class Rollout:
             kind = OwnTurns if env.turn_based else EveryStep
             self._perturbations = {
                 name: kind(
-                    perturbation,
+                    perturbation.for_group(name),
                     partial(self._acting, name),
                     partial(self._perturbation_streams, name),
                     SelectedTokens(group.tokens, group.actions)

@@ -91,7 +91,7 @@ def played(
     """Play random actions, the same on every device; return all that is recorded."""
     options = {"max_steps": 9, "seed": 1, "device": device, **ENVS[name]}
     env = make_batched_env(name, NUM_ENVS, **options)
-    specs = [group.tokens for group in env.groups.values()]
+    specs = {name: group.tokens for name, group in env.groups.items()}
     perturbation = make_perturbation(kind, specs=specs) if kind else None
     policies: dict[str, Policy] = {
         role: RandomPolicy(group.action_space).to(device)

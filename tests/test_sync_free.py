@@ -103,7 +103,7 @@ def token_policies(env: BatchedEnv, **options: Any) -> dict[str, Policy]:
 def perturb(env: BatchedEnv, name: str | None) -> Any:
     if name is None:
         return None
-    specs = [group.tokens for group in env.groups.values()]
+    specs = {name: group.tokens for name, group in env.groups.items()}
     try:
         return make_perturbation(name, specs=specs, **PERTURBATIONS[name])
     except UnfitTokensError as error:

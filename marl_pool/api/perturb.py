@@ -199,7 +199,7 @@ class Perturber:
             for agent, space in token_spaces.items()
         }
         # Check the options of the perturbation against the tokens' specs.
-        self.perturbation = _perturbation(perturbation, list(self.specs.values()))
+        self.perturbation = _perturbation(perturbation, self.specs)
         counts = {name: len(agents) for name, agents in self.groups.items()}
         self.perturbation.validate_env(counts, None)
         # Observations keep their dtypes; their spaces may have more tokens.
@@ -226,7 +226,7 @@ class Perturber:
         kind = OwnTurns if turn_based else EveryStep
         self.perturbations: dict[str, EveryStep] = {
             name: kind(
-                self.perturbation,
+                self.perturbation.for_group(name),
                 partial(self._acting, name),
                 partial(self._streams, name),
                 selections.get(name),
@@ -444,8 +444,9 @@ class Perturber:
             return self.specs[name].num_tokens
         tokens = self._tokens(name, {}, {})
         tokens = tokens._replace(padding=torch.zeros_like(tokens.padding))
-        start = self.perturbation.start(tokens, torch.zeros(1, dtype=torch.int64))
-        return self.perturbation(tokens, start)[0].num_tokens
+        perturbation = self.perturbation.for_group(name)
+        start = perturbation.start(tokens, torch.zeros(1, dtype=torch.int64))
+        return perturbation(tokens, start)[0].num_tokens
 
     def _space(self, name: str, agent: Any, count: int) -> spaces.Dict:
         """Return the space of an agent's observations of ``count`` tokens."""
@@ -503,7 +504,8 @@ def _token_specs(env: Any) -> Mapping[Any, TokenSpec]:
 
 
 def _perturbation(
-    perturbation: Perturbation | Mapping[str, Any] | str, specs: Sequence[TokenSpec]
+    perturbation: Perturbation | Mapping[str, Any] | str,
+    specs: Mapping[str, TokenSpec],
 ) -> Perturbation:
     if isinstance(perturbation, str):
         perturbation = {"name": perturbation}

@@ -182,7 +182,7 @@ def perturb(config: Mapping[str, Any], env: BatchedEnv) -> Perturbation:
             "perturbation.severity: expected a number outside training, got "
             f"{severity!r}"
         )
-    specs = [group.tokens for group in env.groups.values()]
+    specs = {name: group.tokens for name, group in env.groups.items()}
     return make_perturbation(specs=specs, **config)
 
 

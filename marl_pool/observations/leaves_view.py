@@ -92,6 +92,7 @@ class LeavesView(TokenView):
         leaves = {path: leaves[path] for path in sets}
         self.leaves = [*leaves.values()]
         self.names = [path or WHOLE for path in leaves]
+        self.is_whole = [*leaves] == [""]
         self.masks = {path or WHOLE: mask for path, mask in masks.items()}
         # Bytes are kept if the observation is one image.
         self.dtype = torch.from_numpy(np.zeros(0, number)).dtype
@@ -128,7 +129,7 @@ class LeavesView(TokenView):
 
     @override
     def read(self, observation: Any) -> Mapping[str, Any]:
-        if self.names == [WHOLE]:
+        if self.is_whole:
             values = {WHOLE: observation}
         else:
             values = dict(_values(self.space, observation))
@@ -205,7 +206,7 @@ class LeavesView(TokenView):
         joined: dict[str, Any] = dict(values)
         for name, storage in self.lists.items():
             joined[name] = storage.join(values[name], values[f"{name}/{UNUSED}"])
-        return joined[WHOLE] if self.names == [WHOLE] else _joined(self.space, joined)
+        return joined[WHOLE] if self.is_whole else _joined(self.space, joined)
 
     def _numbered(self) -> Iterator[tuple[list[int], Leaf]]:
         """Yield the numbers of each leaf's types after `rename`, and the leaf."""

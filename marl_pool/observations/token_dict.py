@@ -53,12 +53,13 @@ def token_spec(space: spaces.Space[Any]) -> TokenSpec | None:
         return None
     # The space bounds the types, but does not name them.
     names = (SELF_NAME, *(f"type_{i}" for i in range(1, num_types)))
-    bytes_ = features.dtype == np.uint8
-    return TokenSpec(count, width, names, dtype="uint8" if bytes_ else "float32")
+    # Bytes of the full range are patches of an image, which policies divide by 255.
+    is_image = features.dtype == np.uint8 and bool(np.all(features.high == 255))  # type: ignore[union-attr]
+    return TokenSpec(count, width, names, dtype="uint8" if is_image else "float32")
 
 
 class TokenDictView(TokenView):
-    """The view of a Dict of `TOKEN_PARTS`; uint8 features stay uint8.
+    """The view of a Dict of `TOKEN_PARTS`; uint8 features up to 255 stay uint8.
 
     Features and types of padded tokens may be any numbers.
 

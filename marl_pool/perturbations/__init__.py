@@ -1,10 +1,11 @@
 """Perturbations of the tokens that a policy observes, and of its actions."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.options.construction import build
 from marl_pool.options.plugins import Registry
+from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -65,31 +66,58 @@ def perturbation_names() -> list[str]:
 
 
 def make_perturbation(
-    name: str, *, specs: Iterable["TokenSpec"] = (), **options: Any
+    name: str, *, specs: Mapping[str, "TokenSpec"] | None = None, **options: Any
 ) -> "Perturbation":
     """Build a perturbation.
 
     Args:
         name: one of `perturbation_names`, or ``package.module:Class``.
-        specs: of the perturbed tokens, one for each group of agents. The attributes in
-            `CONTEXT` are taken from them where they agree.
+        specs: of the perturbed tokens of each group of agents. Where the groups differ,
+            `Perturbation.for_group` returns the perturbation of each: the attributes in
+            `CONTEXT` are those of its tokens.
         **options: of its constructor; every perturbation takes ``severity``, in [0, 1].
 
     Raises:
         InputError: an unknown name or a wrong option.
+        UnfitTokensError: options that do not fit the tokens of a perturbed group.
     """
     from marl_pool.perturbations.base import Perturbation, validate_constructed
 
-    token_specs = list(specs)
-    context = {
-        key: getattr(token_specs[0], key)
-        for key in CONTEXT
-        if len({getattr(spec, key) for spec in token_specs}) == 1
+    def construct(context: Mapping[str, Any]) -> Perturbation:
+        perturbation: Perturbation = build(
+            name, PERTURBATIONS, "perturbation", Perturbation, options, context
+        )
+        validate_constructed(perturbation)
+        return perturbation
+
+    if not isinstance(specs, Mapping | None):
+        raise InputError(
+            "specs: expected a mapping of groups to TokenSpec, got "
+            f"{type(specs).__name__}"
+        )
+    # Groups that the option leaves out need not fit; the environment checks its names.
+    groups = options.get("groups")
+    covered = {
+        group: spec
+        for group, spec in (specs or {}).items()
+        if not isinstance(groups, list) or group in groups
     }
-    perturbation: Perturbation = build(
-        name, PERTURBATIONS, "perturbation", Perturbation, options, context
-    )
-    validate_constructed(perturbation)
+    built: dict[tuple[Any, ...], Perturbation] = {}
+    by_group: dict[str, Perturbation] = {}
+    for group, spec in (covered or specs or {}).items():
+        values = tuple(getattr(spec, key) for key in CONTEXT)
+        if values not in built:
+            try:
+                built[values] = construct(dict(zip(CONTEXT, values, strict=True)))
+            except UnfitTokensError as error:
+                if len(covered) < 2:
+                    raise
+                raise UnfitTokensError(f"{error}, in group {group!r}") from error
+        by_group[group] = built[values]
+    if not by_group:
+        return construct({})
+    perturbation = next(iter(by_group.values()))
+    perturbation.by_group = by_group
     return perturbation
 
 

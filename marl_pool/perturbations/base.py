@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -55,6 +55,10 @@ class Perturbation(ABC):
 
     severity: Severity = 1.0
     ramp: PositiveInt | None = None
+    by_group: dict[str, "Perturbation"] = field(
+        init=False, repr=False, default_factory=dict
+    )
+    """Perturbations that fit the tokens of a group, where groups differ."""
 
     label: ClassVar[str] = "perturbed"
     """Label of a perturbed token in legends."""
@@ -119,6 +123,10 @@ class Perturbation(ABC):
     def covers(self, group: str) -> bool:
         """Return True if a group of agents is perturbed; by default all are."""
         return True
+
+    def for_group(self, group: str) -> "Perturbation":
+        """Return the perturbation that fits the tokens of a group of agents."""
+        return self.by_group.get(group, self)
 
     def validate_env(  # noqa: B027, since most have nothing to reject
         self, groups: Mapping[str, int], max_steps: int | None

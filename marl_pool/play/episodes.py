@@ -113,11 +113,22 @@ class LivePerturbation(Perturbation):
     """Active perturbations by name, in the order of `ORDER`."""
     turns: dict[str, int] = field(default_factory=dict)
     """Number of times each part was resampled on request."""
+    chains: dict[str, "LivePerturbation"] = field(default_factory=dict)
+    """Chain of each group of agents, of parts that fit its tokens."""
+
+    @override
+    def for_group(self, group: str) -> "LivePerturbation":
+        if group not in self.chains:
+            parts = {name: part.for_group(group) for name, part in self.parts.items()}
+            self.chains[group] = LivePerturbation(parts=parts, turns=self.turns)
+        return self.chains[group]
 
     def put(self, name: str, part: Perturbation | None) -> None:
         """Insert, replace or (None) remove a part; `restart` its state afterwards."""
         parts = {**self.parts, name: part}
         self.parts = {n: p for n in ORDER if (p := parts.get(n)) is not None}
+        for group, chain in self.chains.items():
+            chain.put(name, part and part.for_group(group))
 
     @override
     def start(

@@ -290,7 +290,7 @@ class Session:
             if not episode.over:
                 for group in episode.env.groups:
                     episode.rollout.change_perturbation(
-                        group, partial(lane.live.restart, name=name)
+                        group, partial(lane.live.for_group(group).restart, name=name)
                     )
                 episode.check()
 
@@ -320,7 +320,7 @@ class Session:
             name: torch.isin(token_entities, torch.tensor(sorted(entities))) & free
             for name, entities in self.chosen.items()
         }
-        return lane.live.choose(tokens, state, masks)
+        return lane.live.for_group(group).choose(tokens, state, masks)
 
     def _set_distractors(self, count: int) -> None:
         """Add distractors: injected tokens, or more sensors of the environment."""

@@ -112,7 +112,7 @@ def batched(
 ) -> list[Any]:
     """Observations of one batched environment in two episodes without actions."""
     env = make_batched_env(env_name, 1, seed=seed, **options)
-    specs = [group_spec.tokens for group_spec in env.groups.values()]
+    specs = {key: group_spec.tokens for key, group_spec in env.groups.items()}
     perturbation = make_perturbation(specs=specs, **config_of(name))
     policies = {name: NoopPolicy() for name in env.groups}
     rollout = Rollout(env, policies, perturbation=perturbation)

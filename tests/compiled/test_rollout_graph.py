@@ -62,7 +62,7 @@ def make_rollout(
 ) -> Rollout:
     """A rollout whose steps are captured if a capture function is given."""
     env = make_batched_env(name, 6, max_steps=7, seed=1, **ENVS[name])
-    specs = [group.tokens for group in env.groups.values()]
+    specs = {name: group.tokens for name, group in env.groups.items()}
     policies = {
         role: make_policy(group.tokens, group.action_space, seed=0)
         for role, group in env.groups.items()

@@ -108,7 +108,7 @@ def test_policies_pass_a_device_to_every_tensor(name, options):
 def test_perturbations_pass_a_device_to_every_tensor(options):
     env = centroid()
     group = env.groups["agent"]
-    perturbation = make_perturbation(specs=[group.tokens], **options)
+    perturbation = make_perturbation(specs={"agent": group.tokens}, **options)
     with torch.device("meta"):
         policies = {"agent": RandomPolicy(group.action_space)}
         Rollout(env, policies, perturbation=perturbation).steps(STEPS)

@@ -304,7 +304,7 @@ BOX = ActionSpec(low=(-1.0,), high=(1.0,))
 WIDE = {"name": "transformer", "dim": 80_000}
 CNN = {"dim": 8, "num_tokens": 4, "channels": [4, 10**6]}
 centroid_env = partial(make_batched_env, "simple_centroid", 1)
-inject = partial(make_perturbation, "inject", specs=[SPEC])
+inject = partial(make_perturbation, "inject", specs={"agent": SPEC})
 
 
 @pytest.mark.parametrize(

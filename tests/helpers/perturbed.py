@@ -181,7 +181,7 @@ def in_the_loop(
     group = env.groups["agent"]
     extra = {"inject": {"token_type": "signal"}}.get(name, {})
     perturbation = make_perturbation(
-        name, specs=[group.tokens], severity=severity, **{**extra, **options}
+        name, specs={"agent": group.tokens}, severity=severity, **{**extra, **options}
     )
     policy = {"agent": RandomPolicy(group.action_space)}
     return Rollout(env, policy, perturbation=perturbation)

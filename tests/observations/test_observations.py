@@ -828,7 +828,9 @@ def test_hidden_added_and_noisy_tokens_become_observations():
 def test_noise_does_not_change_the_presence_column(space, options, observation, name):
     view = view_of(space, **options)
     tokens = convert(view, as_arrays(observation)).map(lambda part: part[:, None])
-    noise = make_perturbation(name, specs=[view.spec], severity=1.0, protect_self=False)
+    noise = make_perturbation(
+        name, specs={"agent": view.spec}, severity=1.0, protect_self=False
+    )
     state = noise.start(tokens, torch.arange(1))
     noisy, _ = noise(tokens, state)
     names = [name for name, _ in view.spec.markers]

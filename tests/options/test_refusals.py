@@ -19,7 +19,7 @@ MAKERS: dict[str, Callable[..., object]] = {
     "pooling": lambda name, **options: make_pooling(name, **{"dim": DIM, **options}),
     "encoder": lambda name, **options: make_encoder(name, **{"dim": DIM, **options}),
     "perturbation": lambda name, **options: make_perturbation(
-        name, specs=[SPEC], **options
+        name, specs={"agent": SPEC}, **options
     ),
 }
 

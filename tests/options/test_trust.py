@@ -533,7 +533,7 @@ def test_environments_of_a_loaded_run_stay_restricted(payload: Path) -> None:
     with trust([]), pytest.raises(UntrustedError):
         make_batched_env("pettingzoo", num_envs=1, module="sent_payload")
     with trust([]), pytest.raises(UntrustedError):
-        make_perturbation(PAYLOAD, specs=[SPEC])
+        make_perturbation(PAYLOAD, specs={"agent": SPEC})
     assert not has_run(payload)
 
 

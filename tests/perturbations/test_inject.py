@@ -159,29 +159,43 @@ def test_a_type_by_name():
 def test_noise_is_injected_where_no_type_is_named(signal, expected):
     spec = TokenSpec(9, 4, TYPE_NAMES, signal_types=signal, positions=(0, 1))
     if expected in TYPE_NAMES:
-        output = play(make_perturbation("inject", specs=[spec]), make_tokens(0))[0]
+        output = play(
+            make_perturbation("inject", specs={"agent": spec}), make_tokens(0)
+        )[0]
         assert (output.types[..., 9:] == TYPE_NAMES.index(expected)).all()
     else:
         with pytest.raises(UnfitTokensError, match=f"token_type: .*{expected}"):
-            make_perturbation("inject", specs=[spec])
+            make_perturbation("inject", specs={"agent": spec})
 
 
-def test_specs_say_what_their_groups_agree_on():
-    first = TokenSpec(9, 4, ("self", "noise"), positions=(0, 1))
-    second = TokenSpec(5, 4, ("self", "noise"), has_self=False, positions=(0, 1))
-    third = TokenSpec(5, 4, ("self", "wall", "noise"), has_self=False)
-    injection = make_perturbation("inject", specs=[first, second], token_type="noise")
-    assert (play(injection, make_tokens(0))[0].types[..., 9:] == 1).all()
-    with pytest.raises(InputError, match="expected a number, or type_names"):
-        make_perturbation("inject", specs=[first, third], token_type="noise")
-    tokens = make_tokens(0)
-    for specs, lost in (
-        ([first], False),
-        ([second, third], True),
-        ([first, second], False),
-    ):
-        occlude = make_perturbation("occlude", specs=specs, severity=1.0)
-        assert bool(play(occlude, tokens)[0].padding[..., 0].any()) == lost
+HEN = TokenSpec(9, 4, ("self", "noise"), signal_types=("self",), positions=(0, 1))
+FOX = TokenSpec(5, 4, ("self", "noise"), has_self=False, positions=(0, 1))
+EGG = TokenSpec(5, 3, ("self", "wall"))
+
+
+def test_every_group_has_a_perturbation_that_fits_its_tokens():
+    specs = {"hen": HEN, "chick": HEN, "fox": FOX}
+    occlude = make_perturbation("occlude", specs=specs, severity=1.0)
+    assert occlude.for_group("hen") is occlude.for_group("chick") is occlude
+    assert occlude.for_group("unknown") is occlude
+    for group, lost in (("hen", False), ("fox", True)):
+        padding = play(occlude.for_group(group), make_tokens(0))[0].padding
+        assert bool(padding[..., 0].any()) == lost
+
+
+def test_options_must_fit_the_covered_groups_only():
+    specs = {"hen": HEN, "egg": EGG}
+    with pytest.raises(UnfitTokensError, match="token_type .*, in group 'egg'"):
+        make_perturbation("inject", specs=specs, token_type="noise")
+    for groups in (["hen"], ["hen", "unknown"]):
+        inject = make_perturbation("inject", specs=specs, groups=groups, token_type="noise")
+        assert (play(inject, make_tokens(0))[0].types[..., 9:] == 1).all()
+
+
+def test_specs_without_their_groups():
+    message = "specs: expected a mapping of groups to TokenSpec, got list"
+    with pytest.raises(InputError, match=message):
+        make_perturbation("inject", specs=[HEN])
 
 
 @pytest.mark.parametrize("numbers", [[4], [0, 9]])
@@ -190,7 +204,7 @@ def test_positions_that_the_features_cannot_hold(numbers):
     with pytest.raises(InputError, match=message):
         play(build("inject", position_features=numbers), make_tokens(0))
     with pytest.raises(InputError, match=message):
-        make_perturbation("inject", specs=[SPEC], position_features=numbers)
+        make_perturbation("inject", specs={"agent": SPEC}, position_features=numbers)
     images = make_tokens(0)
     images = images._replace(features=images.features.nan_to_num().byte())
     with pytest.raises(InputError, match="expected features with positions"):
@@ -201,7 +215,9 @@ def test_positions_that_the_features_cannot_hold(numbers):
 def test_an_offset_moves_the_position_and_nothing_else(positions):
     spec = replace(SPEC, positions=positions)
     tokens, _ = moving_env(0)
-    output = play(make_perturbation("inject", specs=[spec], spread=0.3), tokens)[0]
+    output = play(
+        make_perturbation("inject", specs={"agent": spec}, spread=0.3), tokens
+    )[0]
     added = output.features[0, 0, 4:]
     anchors = tokens.features[0, 0, 1:3]
     offsets = (added[:, None] - anchors).abs()
@@ -221,8 +237,10 @@ def test_tokens_without_a_known_position_take_no_distractors():
     ):
         spec = replace(SPEC, positions=positions)
         with pytest.raises(UnfitTokensError, match=f"position_features: .*{message}"):
-            make_perturbation("inject", specs=[spec])
-        perturbation = make_perturbation("inject", specs=[spec], position_features=[0])
+            make_perturbation("inject", specs={"agent": spec})
+        perturbation = make_perturbation(
+            "inject", specs={"agent": spec}, position_features=[0]
+        )
         assert play(perturbation, make_tokens(0))[0].num_tokens == 9 + 32
     for numbers in ([], [-1], [1, 1]):
         with pytest.raises(InputError, match=r"position_features: expected .*, got"):
@@ -274,7 +292,7 @@ def test_in_boxworld_cells_move_and_colors_stay():
     tokens = env.observe()["agent"]
     (spec,) = (group.tokens for group in env.groups.values())
     options: dict[str, Any] = {"token_type": "lock", "spread": 0.3, "count": 5}
-    perturbation = make_perturbation("inject", specs=[spec], **options)
+    perturbation = make_perturbation("inject", specs={"agent": spec}, **options)
     state = perturbation.start(tokens, keys(4))
     output, state = perturbation(tokens, state)
     anchors = state["anchor"][..., None].expand(-1, -1, -1, 5)

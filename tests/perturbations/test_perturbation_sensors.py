@@ -300,7 +300,7 @@ IMAGE = TokenSpec(12, 40, ("patch",), has_self=False, dtype="uint8")
 )
 def test_unfit_tokens_are_refused(name, spec, options, message):
     with pytest.raises(UnfitTokensError, match=message):
-        make_perturbation(name, specs=[spec], **options)
+        make_perturbation(name, specs={"agent": spec}, **options)
 
 
 @pytest.mark.parametrize("name", ["bias", "scale", "jitter"])
@@ -354,7 +354,7 @@ def test_near_distractors_stand_around_the_observer(seed):
     ["bias", "delay", "duplicate", "freeze", "jitter", "occlude", "scale", "shuffle"],
 )
 def test_patches_of_bytes_stay_bytes(name):
-    perturbation = make_perturbation(name, specs=[IMAGE], severity=0.5)
+    perturbation = make_perturbation(name, specs={"agent": IMAGE}, severity=0.5)
     tokens = images(12)
     state = perturbation.start(tokens, keys())
     for time in range(4):

@@ -47,7 +47,9 @@ def transitions(
     env = make_forest()
     perturbation = None
     if config:
-        perturbation = make_perturbation(specs=[env.groups["agent"].tokens], **config)
+        perturbation = make_perturbation(
+            specs={"agent": env.groups["agent"].tokens}, **config
+        )
     played = {"agent": POLICIES[policy_name](env)}
     yield from Rollout(
         env, played, perturbation=perturbation, explore=explore
@@ -122,7 +124,7 @@ def test_a_distractor_that_is_selected_is_the_fixed_option() -> None:
     env = make_forest()
     spec = env.groups["agent"].tokens
     config = {"name": "inject", "count": 5, "token_type": "food"}
-    perturbation = make_perturbation(specs=[spec], **config)
+    perturbation = make_perturbation(specs={"agent": spec}, **config)
     rollout = Rollout(env, {"agent": Last()}, perturbation=perturbation)
     for step in rollout.transitions():
         assert (step.decisions["agent"].action == 11).all()
@@ -136,7 +138,9 @@ def test_a_wrapped_view_executes_what_a_rollout_does(name: str) -> None:
     view = perturb_env(make_env("lbforaging", **options), config, seed=7)
     env = make_batched_env("lbforaging", 1, **options)
     heuristic = make_heuristic("lbforaging", env.groups["agent"])
-    perturbation = make_perturbation(specs=[env.groups["agent"].tokens], **config)
+    perturbation = make_perturbation(
+        specs={"agent": env.groups["agent"].tokens}, **config
+    )
     rollout = Rollout(env, {"agent": heuristic}, perturbation=perturbation)
     observations, _ = view.reset()
     for step in rollout.transitions():
@@ -162,7 +166,9 @@ def test_own_turns_pass_on_token_origins() -> None:
     env = make_forest(4)
     env.reset()
     tokens = env.observe()["agent"]
-    perturbation = make_perturbation("shuffle", specs=[env.groups["agent"].tokens])
+    perturbation = make_perturbation(
+        "shuffle", specs={"agent": env.groups["agent"].tokens}
+    )
     acting, streams = torch.ones(4, 3).bool(), (torch.arange(4), torch.zeros(4).long())
     turns = OwnTurns(perturbation, lambda: acting, lambda: streams)
     perceived, state = turns.perceive(tokens, turns.start(tokens))

@@ -64,7 +64,9 @@ def perturb_frames(
 
 def shuffle_pair(every: int | None, **options: Any) -> tuple[Shuffle, Shuffle]:
     return tuple(  # type: ignore[return-value]
-        make_perturbation("shuffle", specs=[SPEC], every=every, scope=scope, **options)
+        make_perturbation(
+            "shuffle", specs={"agent": SPEC}, every=every, scope=scope, **options
+        )
         for scope in ("token", "frame")
     )
 
@@ -147,7 +149,7 @@ def balanced_cartpole(count: int = 4) -> BatchedEnv:
 
 def frame_by_frame(env: BatchedEnv, **options: Any) -> Perturbation:
     spec = env.groups["agent"].tokens
-    return make_perturbation("shuffle", specs=[spec], scope="frame", **options)
+    return make_perturbation("shuffle", specs={"agent": spec}, scope="frame", **options)
 
 
 def returns(env: BatchedEnv, **options: Any) -> Tensor:
@@ -221,7 +223,7 @@ def test_an_env_that_stacks_its_frames_is_seen_in_mixed_orders():
 def test_invalid_scopes_are_refused(options, expected, actual):
     spec = TokenSpec(5, 1, ("channel",), has_self=False)
     with pytest.raises(InputError) as caught:
-        make_perturbation("shuffle", specs=[spec], **options)
+        make_perturbation("shuffle", specs={"agent": spec}, **options)
     message = str(caught.value)
     assert message.startswith("perturbation.scope: ")
     assert expected in message
@@ -262,7 +264,9 @@ def test_where_there_are_no_stacks_an_evaluation_has_a_gap():
     case = cases_of({}, levels(entry), [], env)[1]
     assert "perturbation.scope: expected token" in case.missing
     with pytest.raises(UnfitTokensError):
-        make_perturbation("shuffle", specs=[env.groups["agent"].tokens], scope="frame")
+        make_perturbation(
+            "shuffle", specs={"agent": env.groups["agent"].tokens}, scope="frame"
+        )
 
 
 def test_cloning_reads_pixels_where_frames_are_permuted():

@@ -219,7 +219,7 @@ def _perceive(
     if rollout.perturbation is None or not state:
         perceived = Perception.compare(true, tokens, identity_origin(true), CLEAN)
     else:
-        perceived = rollout.perturbation.perceive(true, tokens, state)
+        perceived = rollout.perturbation.for_group(group).perceive(true, tokens, state)
     return perceived.at((0, 0)).cpu()
 
 

@@ -72,7 +72,7 @@ class Augmentation:
         """Build the perturbation."""
         if self.perturbation.name == "none":
             return None
-        return make_perturbation(specs=[self.spec], **self.perturbation)
+        return make_perturbation(specs={"agent": self.spec}, **self.perturbation)
 
     def keys(self, rows: int, turn: int, part: int) -> Tensor:
         """Return the keys of the random streams of a batch's rows."""

@@ -159,7 +159,9 @@ class Evaluator:
     def _make_perturbation(self) -> Perturbation | None:
         if self.perturbation is None:
             return None
-        return make_perturbation(specs=[self.agent.spec], **self.perturbation)
+        return make_perturbation(
+            specs={self.group: self.agent.spec}, **self.perturbation
+        )
 
     def _get_env(self, num_envs: int, env_config: dict[str, Any]) -> BatchedEnv:
         """Build environments, or reuse the last call's if they are the same."""

@@ -139,7 +139,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     )
     if perturbation := config.perturbation.or_none:
         # Build it once, to reject unfit options here rather than in a runner.
-        specs = [group.tokens for group in groups.values()]
+        specs = {name: group.tokens for name, group in groups.items()}
         env_perturbation = make_perturbation(specs=specs, **perturbation)
         validate_fits(env_perturbation, env)
     # One iteration: every environment takes `fragment` steps.

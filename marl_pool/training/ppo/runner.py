@@ -382,7 +382,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         played = steps // environments // self.env.max_steps
         perturbation = None
         if options := self.run_config.perturbation.or_none:
-            specs = [group.tokens for group in self.env.groups.values()]
+            specs = {name: group.tokens for name, group in self.env.groups.items()}
             perturbation = make_perturbation(specs=specs, **options)
         return Rollout(
             self.env,

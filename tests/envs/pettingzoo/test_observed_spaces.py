@@ -14,6 +14,8 @@ from helpers.tables import yaml_cases
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
+from marl_pool.policies import make_policy
+from marl_pool.rollout import Rollout
 from marl_pool.utils.errors import InputError
 
 ROWS = f"{__name__}:Rows"
@@ -80,7 +82,7 @@ def test_named_types_and_positions_make_distractors_and_signal_possible():
     )
     signal = env.signal()["hen"][env.active["hen"]]
     assert signal.tolist() == [[True, True, False, False]] * len(signal)
-    specs = [group.tokens for group in env.groups.values()]
+    specs = {name: group.tokens for name, group in env.groups.items()}
     inject = make_perturbation("inject", specs=specs, count=2, token_type="b")
     tokens = env.observe()["hen"]
     state = inject.start(tokens, torch.arange(2))
@@ -93,6 +95,22 @@ def test_named_types_and_positions_make_distractors_and_signal_possible():
     drop = make_perturbation("occlude", specs=specs, among="noise", severity=1.0)
     state = drop.start(tokens, torch.arange(2))
     assert drop(tokens, state)[0].padding[..., 3].all()
+
+
+def test_a_rollout_perturbs_each_group_by_its_own_tokens():
+    names = {"hen": ["self", "b", "b", "c"], "wolf": ["a", "b", "c"]}
+    env = batched(ROWS, presence=0, token_types=names)
+    specs = {name: group.tokens for name, group in env.groups.items()}
+    policies = {
+        name: make_policy(group.tokens, group.actions, encoder={"name": "transformer", "dim": 8})
+        for name, group in env.groups.items()
+    }
+    occlude = make_perturbation("occlude", specs=specs, severity=1.0)
+    tokens = Rollout(env, policies, perturbation=occlude).tokens
+    for name, perceived in tokens.items():
+        remaining = (~perceived.padding).sum(-1)[env.active[name]]
+        # A hen is left with itself, a wolf with nothing.
+        assert (remaining == (name == "hen")).all()
 
 
 class Observed(ChangingAgents):

@@ -278,7 +278,7 @@ def test_bytes_stay_bytes_up_to_the_learner():
 def test_perturbed_patches_are_bytes(name, options):
     env = make()
     policies = {"agent": RandomPolicy(env.groups["agent"].action_space)}
-    specs = [env.groups["agent"].tokens]
+    specs = {"agent": env.groups["agent"].tokens}
     perturbation = make_perturbation(name, specs=specs, **options)
     rollout = Rollout(env, policies, perturbation=perturbation)
     rollout.steps(3)
@@ -291,7 +291,7 @@ def test_perturbed_patches_are_bytes(name, options):
 
 
 def test_patches_cannot_be_injected():
-    specs = [make().groups["agent"].tokens]
+    specs = {"agent": make().groups["agent"].tokens}
     with pytest.raises(InputError, match="expected features with positions, got imag"):
         make_perturbation("inject", specs=specs, token_type="patch")
 
