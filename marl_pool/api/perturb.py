@@ -59,6 +59,9 @@ def perturb_env(
     `Rollout` of the same environment and seed. Where agents take turns, only an agent's
     own turns count as its steps.
 
+    Observations keep their dtypes, except that features of integers become float32,
+    unless they are bytes up to 255.
+
     Args:
         env: a PettingZoo ``ParallelEnv`` or a Gymnasium ``Env`` whose observations are
             dicts of ``features`` ``(N, F)``, ``types`` and ``padding`` ``(N,)``, and an
@@ -194,17 +197,21 @@ class Perturber:
         for agent, space in observation_spaces.items():
             token_spaces[agent], self.masks[agent] = split_action_mask(space)
         self.specs = self._read_specs(env, token_spaces)
-        self.token_views = {
-            agent: TokenDictView(space, space["features"].dtype)  # type: ignore[index]
-            for agent, space in token_spaces.items()
-        }
         # Check the options of the perturbation against the tokens' specs.
         self.perturbation = _perturbation(perturbation, self.specs)
         counts = {name: len(agents) for name, agents in self.groups.items()}
         self.perturbation.validate_env(counts, None)
-        # Observations keep their dtypes; their spaces may have more tokens.
+        # Observations keep their dtypes, but noise needs floats or all bytes.
         self.dtypes = {
             agent: {part: space[part].dtype for part in TOKEN_PARTS}  # type: ignore[index]
+            for agent, space in token_spaces.items()
+        }
+        for name, agents in self.groups.items():
+            for agent in agents:
+                if self.dtypes[agent]["features"].kind != "f":
+                    self.dtypes[agent]["features"] = np.dtype(self.specs[name].dtype)
+        self.token_views = {
+            agent: TokenDictView(space, self.dtypes[agent]["features"])
             for agent, space in token_spaces.items()
         }
         of_actions = isinstance(self.perturbation, ActionPerturbation)
@@ -415,7 +422,10 @@ class Perturber:
         """Return an agent's arrays, checked against its space except for padding."""
         view, where = self.token_views[agent], f"env: agent {agent!r}"
         arrays = read_observation(view, observation, where)
-        return {part: array[0] for part, array in arrays.items()}
+        features = arrays["features"].astype(self.dtypes[agent]["features"])
+        return {
+            part: array[0] for part, array in (arrays | {"features": features}).items()
+        }
 
     def _mask(
         self,

@@ -77,7 +77,9 @@ def make_view(
         inner = make_view(
             entry, options, number=number, vector=vector, where=where, prefix=prefix
         )
-        return EntryView(inner, key, stored)
+        return EntryView(
+            inner, key, stored, in_tuple=isinstance(observed, spaces.Tuple)
+        )
     _validate_token_names(space, options, where)
     slices: dict[str, Slice] = {}
     if token_spec(space) is not None:

@@ -166,7 +166,8 @@ class Part:
                 bound = bound.clip(*_limits(self.dtype))
             # With one bound for all numbers, `fits` needs no array of bools.
             same = bound.size and (bound == bound.flat[0]).all()
-            limits.append((bound.flat[0] if same else bound).astype(self.dtype))
+            with np.errstate(over="ignore"):  # beyond the dtype there is no limit
+                limits.append((bound.flat[0] if same else bound).astype(self.dtype))
         return limits[0], limits[1]
 
     def _array(self, value: Any) -> np.ndarray:

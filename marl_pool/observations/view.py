@@ -334,12 +334,15 @@ class EntryView(WrapperView):
         entry: view of the entry.
         key: key or index of the entry; None for the whole Dict without the mask.
         mask: storage of the mask; None without one.
+        in_tuple: True if the entry is that of a Tuple.
     """
 
-    def __init__(self, entry: TokenView, key: Any, mask: MaskPart | None) -> None:
+    def __init__(
+        self, entry: TokenView, key: Any, mask: MaskPart | None, *, in_tuple: bool
+    ) -> None:
         masks = {} if mask is None else {MASK: mask.part}
         super().__init__(entry, entry.spec, {**entry.parts, **masks})
-        self.key, self.mask = key, mask
+        self.key, self.mask, self.in_tuple = key, mask, in_tuple
         self.shows_tokens = key is None and entry.shows_tokens
         self.takes_any_number = entry.takes_any_number
 
@@ -364,7 +367,7 @@ class EntryView(WrapperView):
     def join(self, values: Mapping[str, np.ndarray]) -> Any:
         entries = self.inner.join(values)
         if self.key is not None:
-            entries = (entries,) if self.key == 0 else {self.key: entries}
+            entries = (entries,) if self.in_tuple else {self.key: entries}
         if self.mask is not None and MASK in values:
             entries = {**entries, MASK: self.mask.split(values[MASK])}
         return entries

@@ -87,6 +87,34 @@ class NoopPolicy(Policy):
         return Decision(action, zeros, zeros, zeros, ())
 
 
+class BitEnv(gymnasium.Env[Any, Any]):
+    """Two tokens of one bit."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, dtype: Any, high: int = 1) -> None:
+        self.features = np.array([[0], [1]], dtype)
+        self.observation_space = spaces.Dict(
+            features=spaces.Box(0, high, (2, 1), dtype),
+            types=spaces.MultiDiscrete([2, 2]),
+            padding=spaces.MultiBinary(2),
+        )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        parts = {"types": np.array([0, 1]), "padding": np.zeros(2, np.int8)}
+        return {"features": self.features, **parts}, {}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
+def test_features_of_integers_become_floats_unless_they_are_bytes(dtype: Any) -> None:
+    env = perturb_env(BitEnv(dtype), {"name": "jitter", "scale": 0.1})
+    features = env.reset(seed=0)[0]["features"]
+    assert features.dtype == env.observation_space["features"].dtype == np.float32
+    assert 0 < abs(features[1, 0] - 1) < 1
+    noisy = perturb_env(BitEnv(np.uint8, high=255), "jitter")
+    assert noisy.reset(seed=0)[0]["features"].dtype == np.uint8
+
+
 @each_form
 def test_pettingzoo_checkers_accept_it(name: str) -> None:
     from pettingzoo.test import parallel_api_test, parallel_seed_test

@@ -32,6 +32,7 @@ class JointEnv(ParallelEnv):
             observation, a tuple of one mask for each choice); None for no masks.
         stuck_at: step in which no action is legal.
         start: first step with a mask.
+        first: first episode with a mask.
         ignore: collect illegal actions in `illegal` instead of raising an error.
     """
 
@@ -45,12 +46,13 @@ class JointEnv(ParallelEnv):
         masks: str | None = None,
         stuck_at: int | None = None,
         start: int = 0,
+        first: int = 0,
         ignore: bool = False,
         render_mode: str | None = None,
     ) -> None:
         self.space, self.masks, self.stuck_at = SPACES[kind], masks, stuck_at
         self.start, self.ignore, self.render_mode = start, ignore, render_mode
-        self.rows = ActionRows(self.space)
+        self.rows, self.first, self.episode = ActionRows(self.space), first, -1
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         parts: dict[str, Any] = {"observation": spaces.Box(-1, 1, (3,), np.float32)}
@@ -66,6 +68,7 @@ class JointEnv(ParallelEnv):
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.agents, self.time = list(self.possible_agents), 0
+        self.episode += 1
         self.random = np.random.default_rng(seed)
         return self._observe(self.agents)
 
@@ -94,6 +97,7 @@ class JointEnv(ParallelEnv):
         return observations, rewards, ended, dict.fromkeys(agents, False), infos
 
     def _observe(self, agents: list[str]) -> Any:
+        is_masked = self.time >= self.start and self.episode >= self.first
         self.legal: dict[str, list[np.ndarray]] = {}
         observations: dict[str, Any] = {}
         infos: dict[str, Any] = {}
@@ -102,13 +106,13 @@ class JointEnv(ParallelEnv):
             for size in self.rows.sizes:
                 mask = self.random.integers(2, size=size).astype(np.int8)
                 mask[self.random.integers(size)] = 1
-                if self.masks is None or self.time < self.start:
+                if self.masks is None or not is_masked:
                     mask[:] = 1
                 masks.append(mask * (self.time != self.stuck_at))
             self.legal[agent] = masks
             features = self.random.uniform(-1, 1, 3).astype(np.float32)
             observations[agent], infos[agent] = features, {}
-            if self.masks == "infos" and self.time >= self.start:
+            if self.masks == "infos" and is_masked:
                 infos[agent] = {"action_mask": np.concatenate(masks)}
             if self.masks == "observation":
                 joined = np.concatenate(masks)

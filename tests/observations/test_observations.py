@@ -372,6 +372,12 @@ def test_an_observation_that_does_not_fit_its_space_is_refused(space, value, mes
         convert(view, value)
 
 
+def test_bounds_beyond_the_stored_dtype_are_none():
+    largest = np.finfo(np.float32).max
+    view = view_of(box(2, low=-largest, high=largest))
+    assert convert(view, np.array([3e38, -3e38], np.float32)).features.isfinite().all()
+
+
 def test_rounding_beyond_the_bounds_is_no_error():
     convert(view_of(box(2, low=-1, high=1)), np.array([1.00001, -1.00001]))
     with pytest.raises(InputError, match=r"\[-1, 1\].*got 1.01 at"):
@@ -572,6 +578,17 @@ def test_a_mask_may_have_the_name_of_a_part_of_tokens():
     assert view_of(spaces.Dict(features=box(4, 3), type=box(3))).spec.num_types == 2
 
 
+@pytest.mark.parametrize(("high", "number"), [(255, torch.uint8), (1, torch.float32)])
+def test_bytes_of_tokens_are_an_image_only_up_to_255(high, number):
+    bytes_ = box(4, 3, low=0, high=high, dtype=np.uint8)
+    view = view_of(tokens_space(features=bytes_))
+    features = np.eye(4, 3, dtype=np.uint8)
+    tokens = convert(view, tokens_value(features=features))
+    assert tokens.features.dtype is number
+    assert view.spec.dtype == str(number).removeprefix("torch.")
+    assert (tokens.features[0].numpy() == features).all()
+
+
 def test_token_spec_is_none_for_other_spaces():
     assert token_spec(tokens_space()) is not None
     assert token_spec(box(3)) is None
@@ -599,6 +616,7 @@ ANY_SPACE = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple),
         st.dictionaries(st.sampled_from("abc"), inner, min_size=1).map(spaces.Dict),
+        inner.map(lambda entry: spaces.Dict({0: entry})),
     ),
     max_leaves=5,
 )
@@ -690,6 +708,11 @@ def test_masks_say_which_slots_hold_tokens():
 
 REVERSIBLE: list[tuple[spaces.Space, dict[str, Any], list[Any]]] = [
     (SETS, KEYS, [sets(), sets(car_mask=np.zeros(3, np.int8), cars=np.zeros((3, 2)))]),
+    (
+        spaces.Dict(observation=box(2, 1), mask=spaces.MultiBinary(2)),
+        {"presence_keys": {"observation": "mask"}},
+        [{"observation": [[3], [0]], "mask": [1, 0]}],
+    ),
     (box(3, 2), {"presence": 0}, [[[1, 5], [0, 0], [2, 0]], np.zeros((3, 2))]),
     (box(3, 2), {"padding": "zero_rows"}, [[[0, 5], [0, 0], [2, 0]]]),
     (box(3, 3), {"type_features": [0, 2]}, [[[1, 5, 0], [0, 7, 1], [1, 0, 0]]]),

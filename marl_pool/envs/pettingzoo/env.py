@@ -354,18 +354,19 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
 
     @override
     def place(self, rows: Tensor, keys: Tensor) -> None:
+        is_first = all(cursor is None for cursor in self._cursors)
         pairs = zip(rows.tolist(), reset_seeds(keys), strict=True)
         steps = self._finished(
             [self._replay(row, ActionLog(seed)) for row, seed in pairs]
         )
-        self._find_masks(steps)
+        self._find_masks(steps, is_first=is_first)
         arrays = self._arrays_of(steps, range(len(rows)), len(rows))
         state = {key: tensor.clone() for key, tensor in self._state.items()}
         for key, tensor in arrays.tensors(self.device, self.dtype).items():
             state[key][rows] = tensor
         self._set_tensors(state)
 
-    def _find_masks(self, resets: Sequence[ParallelStep]) -> None:
+    def _find_masks(self, resets: Sequence[ParallelStep], *, is_first: bool) -> None:
         """Add storage of action masks for groups with masks in the infos of resets."""
         informed = {agent for step in resets for agent in step.masks}
         if informed and self.turn_based:  # other agents' masks appear in their turns
@@ -380,7 +381,13 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
                         f"env.module: reset: group {name!r}: infos: expected no "
                         f"{MASK}, since its actions are not discrete"
                     )
-                # The other environments are in episodes without masks.
+                # Trajectories and memories have a mask in all steps or in none.
+                if not is_first:
+                    raise InputError(
+                        f"env.module: reset: group {name!r}: infos: expected {MASK} "
+                        "after the first reset too, got none"
+                    )
+                # Other environments may be in episodes without masks.
                 shape = (self.num_envs, len(team.agents), team.spec.num_options)
                 allowed = torch.ones(shape, dtype=torch.bool, device=self.device)
                 self._state[f"{name}/{MASK}"] = allowed

@@ -198,6 +198,16 @@ def test_masks_that_break_their_rules_in_mid_episode_are_refused(options, messag
         Rollout(env, {"a": policy}).steps(3)
 
 
+@pytest.mark.parametrize("perturbation", [None, DropActions(severity=0.5)])
+def test_masks_that_begin_with_a_later_episode_are_refused(perturbation):
+    env = joint_env(masks="infos", first=1)
+    policy = RandomPolicy(env.groups["a"].action_space)
+    rollout = Rollout(env, {"a": policy}, perturbation=perturbation)
+    message = "reset: group 'a': infos: expected action_mask after the first reset too"
+    with pytest.raises(InputError, match=message):
+        rollout.steps(9)
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
