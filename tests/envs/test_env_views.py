@@ -1,5 +1,7 @@
 """The PettingZoo and Gymnasium views, checked by those libraries' own checkers."""
 
+import gc
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,9 +27,13 @@ from marl_pool.envs.drawing.canvas import Disc, Frame, Projection
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
 from marl_pool.envs.views import OneAgentView, ParallelView
 from marl_pool.options.names import resolve
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout
 from marl_pool.utils.errors import InputError
 
 ID = "marl_pool/simple_centroid-v0"
+CUSTOM = "pettingzoo"
+"""The name of environments that a user supplies."""
 # Options of an environment that has several kinds of tokens or actions, or agents.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "boxworld": [{"observation": kind} for kind in ("entities", "pixels")],
@@ -133,7 +139,22 @@ def test_ids_carry_the_version_of_their_env(name):
 
 def test_registered_names_and_ids_are_the_same_envs():
     # What `pettingzoo` adapts has other ids, or none.
-    assert sorted([*VERSIONS, "pettingzoo"]) == env_names()
+    assert sorted([*VERSIONS, CUSTOM]) == env_names()
+
+
+@pytest.mark.parametrize("name", env_names())
+def test_a_batch_that_was_played_and_drawn_is_freed(name):
+    module = "helpers.changing_agents:ChangingAgents"
+    env = make_batched_env(name, 2, **({"module": module} if name == CUSTOM else {}))
+    groups = env.groups.items()
+    policies = {key: RandomPolicy(group.action_space) for key, group in groups}
+    rollout = Rollout(env, policies)
+    rollout.steps(2)
+    env.draw(0, 32, None, next(iter(env.groups)), 0)
+    freed = weakref.ref(env)
+    del env, rollout, groups
+    gc.collect()
+    assert freed() is None
 
 
 def test_the_view_shows_what_a_batched_env_shows():

@@ -188,7 +188,9 @@ def test_options_must_fit_the_covered_groups_only():
     with pytest.raises(UnfitTokensError, match="token_type .*, in group 'egg'"):
         make_perturbation("inject", specs=specs, token_type="noise")
     for groups in (["hen"], ["hen", "unknown"]):
-        inject = make_perturbation("inject", specs=specs, groups=groups, token_type="noise")
+        inject = make_perturbation(
+            "inject", specs=specs, groups=groups, token_type="noise"
+        )
         assert (play(inject, make_tokens(0))[0].types[..., 9:] == 1).all()
 
 

@@ -18,7 +18,12 @@ from marl_pool.envs.pettingzoo.env_copy import (
     build_env,
 )
 from marl_pool.envs.pettingzoo.states import StateTokens, check_state_tokens
-from marl_pool.envs.pettingzoo.teams import StepArrays, make_teams
+from marl_pool.envs.pettingzoo.teams import (
+    PettingZooTeam,
+    StepArrays,
+    decode,
+    make_teams,
+)
 from marl_pool.envs.pettingzoo.views import (
     Channels,
     Drop,
@@ -195,8 +200,10 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         self.module, self.options = module, dict(options or {})
         self._state_options = check_state_tokens(state_tokens)
         # The first environment shows the spaces; the others are built at their reset.
+        # Simulators hold the teams, not this object, which would never be freed.
+        self._teams: dict[str, PettingZooTeam] = {}
         simulator = self._build()
-        self._teams = make_teams(simulator.env, groups)
+        self._teams |= make_teams(simulator.env, groups)
         self.turn_based = any(team.turn_based for team in self._teams.values())
         self._number = np.float32 if self.dtype == torch.float32 else np.float64
         agents = tuple(map(str, simulator.env.possible_agents))
@@ -444,15 +451,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
 
     def _build(self, **rendering: str) -> ParallelSimulator:
         env = build_env(self.module, {**self.options, **rendering})
-        return ParallelSimulator(env, self._decode)
-
-    def _decode(self, row: np.ndarray) -> dict[Any, Any]:
-        """Convert the concatenated rows of all teams to agents' actions."""
-        by_agent: dict[Any, Any] = {}
-        for team in self._teams.values():
-            team_row, row = row[: team.width], row[team.width :]
-            by_agent |= team.decode(team_row)
-        return by_agent
+        return ParallelSimulator(env, partial(decode, self._teams))
 
     def _step_arrays(self, num_envs: int) -> StepArrays:
         return StepArrays(

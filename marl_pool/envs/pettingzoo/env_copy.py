@@ -5,7 +5,9 @@ import inspect
 import itertools
 import pkgutil
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -208,7 +210,7 @@ class ParallelStep(NamedTuple):
 
 
 class ParallelSimulator(Simulator[ParallelStep]):
-    """A PettingZoo environment, stepped by flat arrays.
+    """A PettingZoo environment, stepped by flat arrays, and closed with this object.
 
     Args:
         env: the environment.
@@ -224,6 +226,7 @@ class ParallelSimulator(Simulator[ParallelStep]):
         decode: Callable[[np.ndarray], dict[Any, Any]],
     ) -> None:
         self.env, self.decode = env, decode
+        weakref.finalize(self, _close, env)
         self.lives = Lives(agent_names(env))
 
     @override
@@ -293,6 +296,12 @@ class ParallelSimulator(Simulator[ParallelStep]):
 
     def _agents(self) -> Any:
         return getattr(self.env, "agents", None)
+
+
+def _close(env: ParallelEnv[Any, Any, Any]) -> None:
+    # An environment that cannot be closed is no reason to stop.
+    with suppress(Exception):
+        env.close()
 
 
 class FrameRenderer:

@@ -197,6 +197,15 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
+def decode(teams: Mapping[str, PettingZooTeam], row: np.ndarray) -> dict[Any, Any]:
+    """Convert the concatenated rows of all teams to agents' actions."""
+    by_agent: dict[Any, Any] = {}
+    for team in teams.values():
+        team_row, row = row[: team.width], row[team.width :]
+        by_agent |= team.decode(team_row)
+    return by_agent
+
+
 class StepArrays:
     """Results of one step: arrays ``(num_envs, agents, …)`` by group, 0 if absent.
 

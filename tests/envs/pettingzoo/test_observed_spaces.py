@@ -102,7 +102,9 @@ def test_a_rollout_perturbs_each_group_by_its_own_tokens():
     env = batched(ROWS, presence=0, token_types=names)
     specs = {name: group.tokens for name, group in env.groups.items()}
     policies = {
-        name: make_policy(group.tokens, group.actions, encoder={"name": "transformer", "dim": 8})
+        name: make_policy(
+            group.tokens, group.actions, encoder={"name": "transformer", "dim": 8}
+        )
         for name, group in env.groups.items()
     }
     occlude = make_perturbation("occlude", specs=specs, severity=1.0)

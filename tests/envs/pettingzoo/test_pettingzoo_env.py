@@ -3,6 +3,7 @@
 ``python tests/envs/pettingzoo/test_pettingzoo_env.py`` writes the golden file anew.
 """
 
+import gc
 import itertools
 import json
 import sys
@@ -578,6 +579,37 @@ def test_golden_trajectory():
         for name, parts in saved.items():
             for key, values in parts.items():
                 np.testing.assert_allclose(row[name][key], values, atol=2e-6)
+
+
+class Closable(ChangingAgents):
+    """Agents that can be drawn and closed, and count those that are open."""
+
+    num_open = 0
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        Closable.num_open += 1
+
+    def render(self):
+        return np.zeros((4, 4, 3), np.uint8)
+
+    def close(self):
+        Closable.num_open -= 1
+        raise RuntimeError("closed noisily")
+
+
+def test_every_environment_is_closed_with_the_last_batch_that_uses_it():
+    env = PettingZooEnv(2, module=f"{__name__}:Closable")
+    env.reset()
+    env.draw(0, 4, None, "wolf", 0)
+    assert Closable.num_open == 3
+    selected = env.select(torch.arange(1))
+    del env
+    gc.collect()
+    assert Closable.num_open > 0
+    del selected
+    gc.collect()
+    assert Closable.num_open == 0
 
 
 if __name__ == "__main__":
