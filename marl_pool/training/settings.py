@@ -81,6 +81,8 @@ class PPOSettings:
     dropout: Probability = 0.0
     """Dropout of the encoder, in the learner only. Above 0 the probability ratio of an
     update does not start at 1."""
+    dropout_in_sampler: bool = False
+    """Sample with ``dropout`` too, new in each step, in actions and recorded values."""
     token_dropout: Probability = 0.0
     """Probability that a token, never the agent's own, is hidden in the learner only:
     sampling and evaluation see all tokens. As with ``dropout``, the probability ratio

@@ -34,6 +34,17 @@ def process_seed(seed: int, number: int = 0) -> int:
     return zlib.crc32(str(seed).encode()) % (1 << 31) + number
 
 
+def seed_torch(seed: int, device_type: str) -> None:
+    """Seed torch's generators of the CPU and of one more type of device.
+
+    `torch.manual_seed` seeds every type, and stores a traceback for each that has not
+    been used, which takes milliseconds.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device_type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 def seed_process(seed: int) -> None:
     """Seed a process's generators, and make torch reproducible bit for bit.
 
@@ -44,8 +55,7 @@ def seed_process(seed: int) -> None:
     """
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
-    # torch.manual_seed seeds every kind of device, which takes milliseconds.
-    torch.default_generator.manual_seed(seed)
+    seed_torch(seed, "cpu")
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     if torch.version.cuda is None:

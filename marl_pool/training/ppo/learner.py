@@ -49,7 +49,7 @@ from marl_pool.training.ppo.loss import (
 from marl_pool.training.ppo.module import TokenRLModule
 from marl_pool.training.ppo.trajectories import RECORDED
 from marl_pool.utils.devices import without_denormals
-from marl_pool.utils.randomness import seed_process
+from marl_pool.utils.randomness import seed_process, seed_torch
 
 MICROBATCH_STEPS = 1024
 """Steps of a microbatch that torch computes on a CPU, few enough for the cache."""
@@ -195,11 +195,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         # Seed every update by its own number, so that a resumed run repeats it exactly.
         self.num_updates += 1
         seed = zlib.crc32(f"{self._run_seed} {self.num_updates}".encode())
-        # torch.manual_seed seeds every kind of device, and stores a traceback for each
-        # that has not been used, which takes milliseconds.
-        torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        seed_torch(seed, self.device.type)
         generator = torch.Generator("cpu").manual_seed(seed)
         # Take a gradient step on each minibatch; log the metrics of the last one.
         self._is_first, self._metrics = True, dict[tuple[str, str], Any]()

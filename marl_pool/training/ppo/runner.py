@@ -2,6 +2,7 @@
 
 import math
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ from marl_pool.training.ppo.trajectories import (
 from marl_pool.training.settings import TrainConfig
 from marl_pool.trajectory import Trajectory
 from marl_pool.utils.devices import torch_threads, without_denormals
-from marl_pool.utils.randomness import process_seed, seed_process
+from marl_pool.utils.randomness import process_seed, seed_process, seed_torch
 
 RUNNER = "runner"
 """Key of ``config.env_config``: the `RunnerSettings`."""
@@ -114,11 +115,14 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         # The first `sample` resets the environments.
         self.rollout: Rollout | None = None
         self.env = self._build_env(first_episode=0)
-        # Modules are in evaluation mode: there is no dropout while sampling.
+        # Modules are in evaluation mode: usually there is no dropout while sampling.
         spec = self.config.get_multi_rl_module_spec(spaces=self.get_spaces())
         self.module = spec.build()
         for _, module in self.module.items():
             module.to(self.device).eval()
+            for part in module.modules():
+                if isinstance(part, nn.Dropout):
+                    part.train(self.run_config.ppo.dropout_in_sampler)
         # The modules hold the policies that learn; fixed ones are built here.
         self.policies = {
             name: self.module[module].policy
@@ -235,6 +239,10 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     def _fragment(
         self, rollout: Rollout, steps: int
     ) -> dict[str, tuple[Trajectory, Tensor, Tensor]]:
+        # Seed the dropout by the number of the update, so that a resumed run repeats it.
+        if self.run_config.ppo.dropout_in_sampler:
+            key = f"{self.run_config.seed} {self.worker_index} {self.num_updates}"
+            seed_torch(zlib.crc32(key.encode()), torch.device(self.device).type)
         # Step all environments together; tensors are (T, num_envs, agents, …).
         trajectories = rollout.steps(steps)
         # Estimate advantages from the values recorded while sampling. Learners then

@@ -109,6 +109,20 @@ def test_without_dropout_the_first_ratio_is_one_and_with_it_is_not(build):
         assert (metrics[FIRST_KL] > 1e-6) == (low > 0)
 
 
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_the_sampler_has_dropout_only_if_it_is_asked_for(build, kernels):
+    for in_sampler in (False, True):
+        options = ("ppo.dropout=0.3", "ppo.token_dropout=0.3", f"kernels={kernels}")
+        option = f"ppo.dropout_in_sampler={in_sampler}"
+        runner = build(plain_config(*options, option)).env_runner
+        runner.sample()
+        (policy,) = runner.rollout.policies.values()
+        (tokens,) = runner.rollout.tokens.values()
+        with torch.no_grad():
+            first, second = (policy.act(tokens).logits for _ in range(2))
+        assert first.equal(second) != in_sampler
+
+
 def test_recorded_values_are_what_the_learner_would_compute(build):
     algo = build(plain_config())
     runner, learner = algo.env_runner, local_learner(algo)
@@ -203,8 +217,10 @@ def test_another_seed_changes_a_run(tmp_path):
     assert not all(torch.equal(first[name], reseeded[name]) for name in first)
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("in_sampler", [False, True])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, in_sampler):
     random = (
+        f"ppo.dropout_in_sampler={in_sampler}",
         *("ppo.dropout=0.1", "ppo.kl_coeff=0.5", "perturbation=duplicate"),
         *("perturbation.severity=[0,0.6]", "perturbation.ramp=5"),
     )
