@@ -2,6 +2,7 @@
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -137,12 +138,14 @@ class Rollout:
         self._perturbations: dict[str, EveryStep] = {}
         if perturbation is not None:
             validate_fits(perturbation, env)
+            # A cycle of references would keep the tensors of old rollouts for a while.
+            rollout = weakref.proxy(self)
             kind = OwnTurns if env.turn_based else EveryStep
             self._perturbations = {
                 name: kind(
                     perturbation.for_group(name),
-                    partial(self._acting, name),
-                    partial(self._perturbation_streams, name),
+                    partial(Rollout._acting, rollout, name),
+                    partial(Rollout._perturbation_streams, rollout, name),
                     SelectedTokens(group.tokens, group.actions)
                     if group.actions.selects
                     else None,
@@ -736,7 +739,7 @@ class Rollout:
             self.tokens = {**self.tokens, name: tokens}
         # Reset the policies' states last: their size may depend on the tokens.
         for name in env.groups:
-            start = self._initial_state(name)
+            start = self.policies[name].initial_state(*self._sizes(name))
             self.states[name] = choose_rows(where, start, self.states.get(name))
 
     def _reset_states_of_newborn(
@@ -746,15 +749,16 @@ class Rollout:
         for name, alive in self.env.alive.items():
             newborn = alive & ~was_alive[name]
             if tree_leaves(self.states[name]) and not (reads and not newborn.any()):
-                start = self._initial_state(name)
+                start = self.policies[name].newborn_state(
+                    self.states[name], *self._sizes(name)
+                )
                 self.states[name] = choose_rows(newborn, start, self.states[name])
 
-    def _initial_state(self, name: str) -> State:
-        group = self.env.groups[name]
+    def _sizes(self, name: str) -> tuple[int, int, int]:
+        """Return the arguments of `Policy.initial_state`."""
         # Count the perturbed tokens: a perturbation may have added some.
-        return self.policies[name].initial_state(
-            self.env.num_envs, group.num_agents, self.tokens[name].num_tokens
-        )
+        num_agents = self.env.groups[name].num_agents
+        return self.env.num_envs, num_agents, self.tokens[name].num_tokens
 
     def _select(self, rows: Tensor) -> None:
         """Keep only the environments ``rows``."""

@@ -1,20 +1,24 @@
-"""Table and curves of the study of dropout in the learner: docs/data/dropout.csv.
+"""Table and pictures of the study of dropout in the learner: docs/data/dropout.csv.
 
     python scripts/dropout_study.py collect RUNS --out docs/data/dropout.csv
     python scripts/dropout_study.py table docs/data/dropout.csv --out dropout.png
+    python scripts/dropout_study.py curves docs/data/dropout.csv --out curves.png
 
 `collect` reads the configurations of the runs in a folder, and their metrics as means
 over ten iterations. `table` prints, for each cell, the final return of each seed, their
 mean and interquartile mean with bootstrap intervals, and the probability that a run of
 the cell returns more than one of AdaPool, if there are any; then the differences in
 return and entropy between AdaPool and each other head, by dropout. Final values are
-means over the last tenth of the recorded iterations.
+means over the last tenth of the recorded iterations; the picture has one dot for each.
+`curves` draws all recorded values. A dropout is a rate and, after it, what differs from
+the paper's recipe.
 """
 
 from argparse import ArgumentParser
 from functools import reduce
 from itertools import combinations
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -28,6 +32,8 @@ from marl_pool.evaluation.statistics.intervals import (
     probability_of_improvement,
 )
 from marl_pool.files.figures import (
+    FAINT,
+    INK,
     figure_style,
     legend_below,
     line_styles,
@@ -38,6 +44,9 @@ from marl_pool.files.figures import (
 )
 from marl_pool.utils.errors import InputError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 KEYS = ["counts", "dropout", "pooling"]
 RETURN, ENTROPY = "return_mean", "agent/entropy"
 METRICS = [RETURN, ENTROPY, "agent/first_kl"]
@@ -45,8 +54,15 @@ LABELS = ["mean return", "entropy, nats", "KL before the first step, nats"]
 EVERY = 10
 """Iterations whose metrics are averaged into one row."""
 REFERENCE = "ada"
-RANDOM, SCRIPTED = -1.89, -0.23
-"""Returns of random actions and of the scripted policy."""
+RANDOM, SCRIPTED = "random actions", "script"
+REFERENCE_RETURNS = {
+    "1-3-28": {RANDOM: -1.90, SCRIPTED: -0.23},
+    "1-31-0": {RANDOM: -1.82, SCRIPTED: -0.18},
+}
+"""Returns of 2048 episodes, by counts; standard errors of 0.01 and 0.002."""
+INITIAL, LARGEST = "first iteration", "largest possible"
+REFERENCE_ENTROPIES = {INITIAL: 7.1, LARGEST: 12.1}
+"""Entropies that help to read the others; the policy bounds the standard deviation."""
 
 
 def collect(runs: Path) -> pd.DataFrame:
@@ -59,8 +75,11 @@ def collect(runs: Path) -> pd.DataFrame:
             continue  # unfinished
         blocks = metrics.groupby((metrics["iteration"] - 1) // EVERY)
         frame = blocks[METRICS].mean().assign(env_steps=blocks["env_steps"].max())
-        cell = (config["env"]["counts"], config["ppo"]["dropout"])
-        frame["counts"], frame["dropout"] = cell
+        ppo = config["ppo"]
+        changes = [", falling rate"] * (ppo["lr_schedule"] == "linear")
+        changes += [", sampler too"] * ppo.get("dropout_in_sampler", False)
+        frame["counts"] = config["env"]["counts"]
+        frame["dropout"] = f"{ppo['dropout']:g}" + "".join(changes)
         frames.append(
             frame.assign(pooling=config["pooling"]["name"], seed=config["seed"])
         )
@@ -90,7 +109,7 @@ def markdown(table: pd.DataFrame) -> str:
         rows.append(
             [
                 counts,
-                f"{dropout:g}",
+                dropout,
                 head,
                 ", ".join(f"{value:.2f}" for value in returns),
                 *(_interval(*estimate) for estimate in estimates),
@@ -142,7 +161,7 @@ def leads_text(table: pd.DataFrame, metric: str = RETURN) -> str:
             pair = values[heads.isin([REFERENCE, head])].droplevel("dropout")
             difference, p_value = lead(pair)
             lines.append(
-                f"{metric}, dropout {dropout:g}: {REFERENCE} - {head} = "
+                f"{metric}, dropout {dropout}: {REFERENCE} - {head} = "
                 f"{difference:.2f}, p = {p_value:.3f}"
             )
     return "\n".join(lines)
@@ -154,7 +173,66 @@ def _interval(value: float, low: float, high: float) -> str:
 
 
 @figure_style()
-def draw(table: pd.DataFrame, out: Path) -> None:
+def draw_finals(table: pd.DataFrame, out: Path) -> None:
+    """Plot a dot for each run: a row for each metric, a column for each level."""
+    levels = dict(iter(table.groupby("counts", sort=False)))
+    styles = line_styles(list(dict.fromkeys(table["pooling"])))
+    widths = [cell["dropout"].nunique() for cell in levels.values()]
+    figure = new_figure(2 + 1.5 * sum(widths), 6)
+    grid = figure.subplots(
+        2, len(levels), sharey="row", sharex="col", squeeze=False, width_ratios=widths
+    )
+    for column, (counts, cell) in zip(grid.T, levels.items(), strict=True):
+        column[0].set_title(level_name(counts))
+        for axes, metric in zip(column, METRICS, strict=False):
+            for place, (head, values) in places(cell, metric).items():
+                color = styles[head].color
+                dots = {"s": 22, "alpha": 0.6, "linewidths": 0, "label": head}
+                axes.scatter([place] * len(values), values, color=color, **dots)
+                ends = (place - 0.08, place + 0.08)
+                axes.hlines(values.median(), *ends, color=color, linewidth=2)
+            style_axes(axes, "y")
+        mark(column[0], REFERENCE_RETURNS.get(counts, {}), "left")
+        mark(column[1], REFERENCE_ENTROPIES, "left")
+        names = [name.replace(", ", ",\n") for name in cell["dropout"].unique()]
+        column[1].set_xticks(range(len(names)), names)
+        column[1].set_xlim(-0.6, len(names) - 0.4)
+        column[1].set_xlabel("dropout")
+    for axes, label in zip(grid[:, 0], LABELS, strict=False):
+        axes.set_ylabel(f"{label}, last tenth")
+    handles, heads = grid[0, 0].get_legend_handles_labels()
+    by_head = dict(zip(heads, handles, strict=True))
+    legend_below(figure, by_head.values(), by_head)
+    save_png(figure, out, 130)
+
+
+def places(cell: pd.DataFrame, metric: str) -> dict[float, tuple[str, pd.Series]]:
+    """Return the final values of each head and dropout, by their place on the axis."""
+    finals, by_place = final_values(cell, metric), {}
+    for number, dropout in enumerate(cell["dropout"].unique()):
+        group = finals.xs(dropout, level="dropout").groupby(level="pooling")
+        for offset, (head, values) in enumerate(group):
+            by_place[number + 0.2 * (offset - (len(group) - 1) / 2)] = (head, values)
+    return by_place
+
+
+def level_name(counts: str) -> str:
+    """Return the numbers of tokens of a level, as a title."""
+    _, signal, noise = counts.split("-")
+    return f"{signal} tokens of signal, {noise} of noise"
+
+
+def mark(axes: "Axes", values: dict[str, float], side: str) -> None:
+    """Draw a horizontal line at each value, with its name at the left or right end."""
+    for name, value in values.items():
+        axes.axhline(value, color=FAINT, linewidth=0.8, linestyle=":")
+        place, units = (float(side == "right"), value), ("axes fraction", "data")
+        style: dict[str, Any] = {"ha": side, "va": "bottom", "fontsize": 7.5}
+        axes.annotate(name, place, xycoords=units, color=INK, **style)
+
+
+@figure_style()
+def draw_curves(table: pd.DataFrame, out: Path) -> None:
     """Plot curves: a row for each metric, a column for each level and dropout."""
     cells = list(table.groupby(KEYS[:2], sort=False))
     styles = line_styles(list(dict.fromkeys(table["pooling"])))
@@ -163,17 +241,16 @@ def draw(table: pd.DataFrame, out: Path) -> None:
         len(METRICS), len(cells), sharey="row", sharex=True, squeeze=False
     )
     for column, ((counts, dropout), cell) in zip(grid.T, cells, strict=True):
-        column[0].set_title(f"{counts}, dropout {dropout:g}")
+        column[0].set_title(f"{level_name(counts)},\ndropout {dropout}")
         for axes, metric in zip(column, METRICS, strict=True):
             for head, runs in cell.groupby("pooling", sort=False):
                 curves = runs.pivot(index="env_steps", columns="seed", values=metric)
                 color = styles[head].color
-                axes.plot(curves, color=color, linewidth=0.7, alpha=0.5)
-                axes.plot(curves.mean(axis=1), color=color, linewidth=2, label=head)
+                axes.plot(curves, color=color, linewidth=0.7, alpha=0.4)
+                axes.plot(curves.median(axis=1), color=color, linewidth=2, label=head)
             style_axes(axes)
             axes.xaxis.set_major_formatter(short_number)
-        for level in (RANDOM, SCRIPTED):
-            column[0].axhline(level, color="#8a8a84", linewidth=0.8, linestyle=":")
+        mark(column[0], REFERENCE_RETURNS.get(counts, {}), "right")
         column[-1].set_xlabel("env steps")
     for axes, label in zip(grid[:, 0], LABELS, strict=True):
         axes.set_ylabel(label)
@@ -189,29 +266,36 @@ def draw(table: pd.DataFrame, out: Path) -> None:
 def main() -> None:
     """Collect runs, or tabulate and draw the collected metrics."""
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("action", choices=["collect", "table"])
+    parser.add_argument("action", choices=["collect", "table", "curves"])
     parser.add_argument("source", type=Path, help="folder of runs, or the CSV")
     parser.add_argument("--out", type=new_file, help="CSV or picture to write")
-    parser.add_argument("--seeds", type=int, nargs="+", help="tabulate only these")
+    parser.add_argument("--seeds", nargs="+", help="use only these")
+    parser.add_argument(
+        "--dropout", nargs="+", help="use only these: 0, '0.1, sampler too'"
+    )
     arguments = parser.parse_args()
     with reported(parser):
+        if arguments.action != "table" and arguments.out is None:
+            raise InputError("--out: expected the file to write")
         if arguments.action == "collect":
-            if arguments.out is None:
-                raise InputError("--out: expected the CSV to write")
             rows = collect(arguments.source)
             rows.round(4).to_csv(arguments.out, index=False)
             return
         if not arguments.source.is_file():
             raise InputError(f"{arguments.source}: no such file")
-        table = pd.read_csv(arguments.source)
-        if arguments.seeds:
-            table = table[table["seed"].isin(arguments.seeds)]
-            if table.empty:
-                raise InputError(f"--seeds: none of them is in {arguments.source}")
+        table = pd.read_csv(arguments.source, dtype={"dropout": str})
+        for key in ("seed", "dropout"):
+            if names := getattr(arguments, key.replace("seed", "seeds")):
+                table = table[table[key].astype(str).isin(names)]
+                if table.empty:
+                    raise InputError(f"--{key}: none of them is in {arguments.source}")
+        if arguments.action == "curves":
+            draw_curves(table, arguments.out)
+            return
         print(markdown(table))
         print(leads_text(table), leads_text(table, ENTROPY), sep="\n")
         if arguments.out is not None:
-            draw(table, arguments.out)
+            draw_finals(table, arguments.out)
 
 
 if __name__ == "__main__":

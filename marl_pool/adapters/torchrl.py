@@ -386,6 +386,8 @@ def observation_space(spec: TensorSpec, dims: int = 0) -> spaces.Space[Any]:
             )
         case MultiCategorical():
             return spaces.MultiDiscrete(spec.nvec.expand(spec.shape)[first].numpy())
+        case Binary() | OneHot() | MultiOneHot():  # a Binary is a Categorical, too
+            return spaces.MultiBinary(shape)
         case Categorical() if spec.dtype != torch.bool:
             count = spec.space.n
             return (
@@ -393,8 +395,6 @@ def observation_space(spec: TensorSpec, dims: int = 0) -> spaces.Space[Any]:
                 if shape
                 else spaces.Discrete(count)
             )
-        case Binary() | OneHot() | MultiOneHot():
-            return spaces.MultiBinary(shape)
     if spec.dtype == torch.bool:
         return spaces.MultiBinary(shape)
     low, high = (

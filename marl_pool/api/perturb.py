@@ -101,6 +101,7 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
         self._perturber = Perturber(
             env, perturbation, groups, observation_spaces, env.action_space, seed
         )
+        self.observation_spaces = dict(self._perturber.spaces)
 
     @override
     def observation_space(self, agent: Any) -> spaces.Dict:
@@ -397,8 +398,9 @@ class Perturber:
     ) -> Tokens:
         """Stack a group's tokens, ``(1, agents, …)``; absent agents are padding."""
         spec, agents = self.specs[name], self.groups[name]
+        dtype = self.dtypes[agents[0]]["features"]
         blank = {
-            "features": np.zeros((spec.num_tokens, spec.num_features), spec.dtype),
+            "features": np.zeros((spec.num_tokens, spec.num_features), dtype),
             "types": np.zeros(spec.num_tokens, np.int64),
             "padding": np.ones(spec.num_tokens, np.bool_),
         }

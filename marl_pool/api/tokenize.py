@@ -119,6 +119,9 @@ class ParallelTokenObservation(BaseParallelWrapper[Any, Observation, Any]):
         self.token_specs = {
             agent: encoder.spec for agent, encoder in self._encoders.items()
         }
+        self.observation_spaces = {
+            agent: encoder.space for agent, encoder in self._encoders.items()
+        }
 
     @override
     def observation_space(self, agent: Any) -> spaces.Dict:

@@ -173,6 +173,7 @@ def _last_evaluation(run: "Run") -> str:
             f"{row['group']} {row['mean']:.4g}"
             for row in rows
             if (row["perturbation"], row["policy"]) == ("clean", "trained")
+            and not (row.get("stochastic") or row.get("fixed"))
         ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return f"{date}: {files[-1].name} cannot be read"

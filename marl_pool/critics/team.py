@@ -8,6 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.critics.base import Critic, PartOption, compiled_parts, of_present
+from marl_pool.networks.embedding import clear_padding
 from marl_pool.networks.set_network import seeded
 from marl_pool.options.types import Size
 from marl_pool.policies.token_policy import TokenPolicy
@@ -85,9 +86,11 @@ class TeamCritic(Critic):
     ) -> Tensor:
         agent_network, team_network, value_head = self._parts
         if pooled is None:
-            # An absent agent may have no token, which not every head can pool.
+            # An absent agent may have no token, which not every head can pool: it gets
+            # zeros, for there may be anything under padding.
             padding = tokens.padding & present[..., None]
-            poolable = tokens._replace(padding=padding, action_mask=None)
+            cleared = clear_padding(tokens)
+            poolable = cleared._replace(padding=padding, action_mask=None)
             pooled = of_present(agent_network, poolable, present)
         agents = present.shape[-1]
         vectors = pooled.reshape(-1, agents, pooled.shape[-1])

@@ -24,7 +24,8 @@ def analyse_run(evaluated: EvaluatedRun, settings: EvaluateSettings) -> list[Pat
     for plugins in installed().values():
         if plugins.after_evaluation:
             paths += load(plugins.after_evaluation)(evaluated)
-    with computing(settings.threads, env_timeout=settings.env_timeout):
+    limit = settings.env_timeout
+    with computing(settings.threads, settings.kernels, limit, settings.device):
         for name in dict.fromkeys(settings.analyses):
             analysis: Analysis = load(ANALYSES[name])
             try:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,10 +111,11 @@ def newest_evaluation(run: "Run") -> Path | None:
     """Return the newest intact evaluation of the run's best policy, if there is one."""
     files = run.evaluation_dir.glob("results*.json")
     for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
-        document = read_json(file)
-        is_best = document.get("checkpoint") == "best" and not document.get("changed")
-        if is_intact_json(document) and is_best and not run.superseded(document):
-            return file
+        with suppress(OSError, ValueError, AttributeError, RecursionError):
+            document = read_json(file)
+            other = document.get("checkpoint") != "best" or document.get("changed")
+            if is_intact_json(document) and not (other or run.superseded(document)):
+                return file
     return None
 
 

@@ -138,7 +138,12 @@ def cases_of(
                 perturbed.append(replace(case, perturbation=perturbation))
             except UnfitTokensError as error:
                 perturbed.append(replace(case, missing=str(error)))
-    # Reports identify rows by label and severity.
+    # Reports identify rows by label and severity, and unperturbed ones by theirs.
+    if any(transfer.label == CLEAN for transfer in transfers):
+        raise InputError(
+            f"transfer: expected a label other than that of unperturbed rows, got "
+            f"{CLEAN!r}"
+        )
     rows = [
         f"{label(case.name, case.options)!r} at severity {case.severity}"
         for case in perturbed

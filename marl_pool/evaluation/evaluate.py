@@ -77,7 +77,8 @@ def evaluate_run(
 
     title = target.title(settings.episodes)
     results.show(title)
-    record = target.record(settings.episodes) | {"worst_of": settings.worst_of}
+    record = target.record(settings.episodes, settings.kernels)
+    record["worst_of"] = settings.worst_of
     files = Files(run.evaluation_dir)
     paths = write_results(files, results, record, title)
     return EvaluatedRun(target, transfers, results, files, paths)

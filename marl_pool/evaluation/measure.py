@@ -140,18 +140,22 @@ def measure(
     # A simulator costs more memory than a second thread is worth.
     workers = 1 if env.simulated else workers
     del env
-    # Repeat them with sampled actions, and add the baselines in each environment.
-    if stochastic:
-        cases += [replace(case, explore=True) for case in cases]
-    cases += [
+    # Add the baselines in each environment, and repeat with sampled actions what
+    # depends on them. A baseline does so by its opponents, the groups not trained.
+    others = [
         Case(name, group_policies) for name, group_policies in (baselines or {}).items()
     ]
-    cases += [
+    others += [
         Case(name, group_policies, name=TRANSFER, transfer=transfer)
         for transfer in transfers
         if not transfer.missing
         for name, group_policies in transfer.baselines.items()
     ]
+    if stochastic:
+        cases += [replace(case, explore=True) for case in cases]
+    if stochastic and fixed:
+        others += [replace(case, explore=True) for case in others]
+    cases += others
     cases = _with_float32(cases, policies)
 
     # Play them; drops are paired with the clean returns of the same precision.

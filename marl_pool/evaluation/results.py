@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -142,9 +143,15 @@ class Files:
     """
 
     def __init__(self, folder: Path, names: Sequence[str] = NAMES) -> None:
-        self.folder, self.number = folder, 1
-        while any(os.path.lexists(self.path(name)) for name in names):
-            self.number += 1
+        self.folder = folder
+        # Continue after the highest number, so that the newest evaluation has it.
+        numbers = [0]
+        for name in names:
+            stem, _, suffix = name.rpartition(".")
+            pattern = rf"{re.escape(stem)}(?:-([0-9]+))?\.{re.escape(suffix)}"
+            matches = [re.fullmatch(pattern, path.name) for path in folder.glob("*")]
+            numbers += [int(match[1] or 1) for match in matches if match]
+        self.number = max(numbers) + 1
 
     def path(self, name: str) -> Path:
         """Return the path of a file with this evaluation's number."""

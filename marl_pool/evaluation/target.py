@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from marl_pool.compiled.choice import describe_kernels
+from pydantic_core import to_jsonable_python
+
+from marl_pool.compiled.choice import describe_kernels, use_kernels
 from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import EnvDescription, describe_env
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.settings import TransferSettings
 from marl_pool.options.names import resolve, trust
-from marl_pool.options.signatures import options_of
+from marl_pool.options.signatures import Option, options_of
+from marl_pool.options.types import Kernels
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
@@ -77,10 +80,21 @@ class EvaluationTarget:
                 f"{source} does not fit the env {self.env['name']}: {reason}"
             )
 
-    def record(self, episodes: int) -> dict[str, Any]:
-        """Return the entries that hold for all rows, each of ``episodes`` episodes."""
-        # "changed" has the options that differ from the training environment.
-        trained = self.trained_env
+    def record(self, episodes: int, kernels: Kernels = "auto") -> dict[str, Any]:
+        """Return the entries that hold for all rows, each of ``episodes`` episodes.
+
+        ``kernels`` are those that were chosen; see `use_kernels`.
+        """
+        with use_kernels(kernels, self.device):
+            computed_by = describe_kernels(self.device)
+        # "changed" has the options that differ from the training environment, where a
+        # run of an earlier version lacks the newest ones.
+        defaults = {
+            key: to_jsonable_python(option.default)
+            for key, option in self._parameters().items()
+            if key in self.env and not option.required
+        }
+        trained = {**defaults, **self.trained_env}
         return {
             "run": self.source,
             "env": self.env,
@@ -95,7 +109,7 @@ class EvaluationTarget:
             "iteration": self.iteration,
             "package_version": __version__,
             "commit": commit(),
-            "kernels": describe_kernels(self.device),
+            "kernels": computed_by,
             **self.training,
         }
 
@@ -119,6 +133,11 @@ class EvaluationTarget:
         with self._trusted():
             return describe_env({**self.env, **changes})
 
+    def _parameters(self) -> Mapping[str, Option]:
+        """Return the options of the environment's constructor."""
+        with self._trusted():
+            return options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
+
     def _trusted(self) -> AbstractContextManager[None]:
         return nullcontext() if self.plugins is None else trust(self.plugins)
 
@@ -135,7 +154,7 @@ class EvaluationTarget:
         # Look for a reason why there can be no numbers before building baselines.
         changes, policies = settings.env, self.policies
         baselines: dict[str, Policies] = {}
-        parameters = options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
+        parameters = self._parameters()
         if missing_key := next((key for key in changes if key not in parameters), None):
             missing = f"env {self.env['name']} has no {missing_key}"
         else:
@@ -217,10 +236,7 @@ def rescaled(policies: Mapping[str, Policy]) -> Policies:
 
 
 def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> str:
-    """Return why policies cannot act in an environment, or an empty string.
-
-    Policies of groups that the environment lacks are ignored.
-    """
+    """Return why policies cannot act in an environment, or an empty string."""
     for name, group in groups.items():
         policy = policies.get(name)
         if policy is None:
@@ -229,4 +245,6 @@ def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> 
             reason := policy.mismatch(group.tokens, group.action_space)
         ):
             return f"the policy of {name!r}: {reason}"
+    if foreign := [name for name in policies if name not in groups]:
+        return f"expected a group {foreign[0]!r}, got {', '.join(groups)}"
     return ""

@@ -29,7 +29,7 @@ LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.new")
 @contextmanager
 def new_file(file: Path) -> Iterator[TextIO]:
     """Yield an open text file that replaces ``file`` on exit."""
-    with _beside(file) as beside:
+    with beside_of(file) as beside:
         with beside.open("x", newline="", encoding="utf-8") as out:
             yield out
         _replace(beside, file)
@@ -45,7 +45,7 @@ def write_json(file: Path, content: Any, **options: Any) -> None:
 @contextmanager
 def new_binary_file(file: Path) -> Iterator[BinaryIO]:
     """Yield an open binary file that replaces ``file`` on exit."""
-    with _beside(file) as beside:
+    with beside_of(file) as beside:
         with beside.open("xb") as out:
             yield out
         _replace(beside, file)
@@ -57,7 +57,7 @@ def new_path(file: Path) -> Iterator[Path]:
 
     It is in a private folder, so that the file keeps its name and suffix.
     """
-    with _beside(file) as folder:
+    with beside_of(file) as folder:
         folder.mkdir(0o700)
         yield folder / file.name
         if (folder / file.name).is_file():
@@ -76,7 +76,7 @@ def appended(file: Path) -> Iterator[TextIO]:
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Path]:
+def beside_of(path: Path) -> Iterator[Path]:
     """Yield an unpredictable path in the same folder; remove what is left there.
 
     An `OSError` from writing there names ``path``.
@@ -132,7 +132,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     recover(folder)
     old = _aside(folder)
     # Fill a folder beside the old one.
-    with _beside(folder) as beside:
+    with beside_of(folder) as beside:
         beside.mkdir()
         yield beside
         # The new content has to be on the disk before the old one moves.
@@ -235,7 +235,8 @@ def locked(file: Path, refusal: str | None) -> Iterator[None]:
         try:
             opened = os.open(file, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
             stack.callback(os.close, opened)
-            fcntl.flock(opened, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+            waits = refusal is None
+            fcntl.flock(opened, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise InputError(str(refusal)) from error
         except OSError as error:

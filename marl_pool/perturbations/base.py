@@ -58,7 +58,7 @@ class Perturbation(ABC):
     by_group: dict[str, "Perturbation"] = field(
         init=False, repr=False, default_factory=dict
     )
-    """Perturbations that fit the tokens of a group, where groups differ."""
+    """Perturbations that fit the tokens of a group, if it was built for some groups."""
 
     label: ClassVar[str] = "perturbed"
     """Label of a perturbed token in legends."""
@@ -121,8 +121,11 @@ class Perturbation(ABC):
         return actions, state
 
     def covers(self, group: str) -> bool:
-        """Return True if a group of agents is perturbed; by default all are."""
-        return True
+        """Return True if a group of agents is perturbed.
+
+        By default all are, or those for which the perturbation was built.
+        """
+        return not self.by_group or group in self.by_group
 
     def for_group(self, group: str) -> "Perturbation":
         """Return the perturbation that fits the tokens of a group of agents."""
@@ -260,7 +263,7 @@ class SampledPerturbation(Perturbation):
 
     @override
     def covers(self, group: str) -> bool:
-        return self.groups is None or group in self.groups
+        return super().covers(group) and (self.groups is None or group in self.groups)
 
     @override
     def validate_env(self, groups: Mapping[str, int], max_steps: int | None) -> None:

@@ -34,6 +34,11 @@ def validate_fits(
 ) -> None:
     """Raise UnfitTokensError if a perturbation's options do not fit an environment."""
     validate_constructed(perturbation)
+    if unknown := set(perturbation.by_group) - set(env.groups):
+        raise InputError(
+            f"specs: expected some of the groups {', '.join(env.groups)}, "
+            f"got {', '.join(sorted(unknown))}"
+        )
     counts = {name: group.num_agents for name, group in env.groups.items()}
     # The largest number of an agent's steps in an episode, with equal turns.
     turns = sum(counts.values()) if env.turn_based else 1

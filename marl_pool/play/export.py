@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic_core import to_jsonable_python
 from torch import nn
 
 from marl_pool.encoders.base import IdentityEncoder
@@ -21,6 +22,7 @@ from marl_pool.envs.particles.simple_centroid import AGENT_ACCELERATION, SimpleC
 from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.files.atomic import make_folder, new_file
 from marl_pool.kernels.functional import ACTIVATIONS
+from marl_pool.options.signatures import options_of
 from marl_pool.play.episodes import LiveEpisode
 from marl_pool.play.session import Session
 from marl_pool.policies.base import Policy
@@ -32,6 +34,11 @@ from marl_pool.pooling.basic import AvgPooling, MaxPooling
 from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.randomness import EVALUATION_ENVS
 
+NOT_SIMULATED = (
+    *("arrivals", "departures", "continuous_actions"),
+    *("reward_power", "least_noise_offset", "signal_acceleration"),
+)
+"""Options of `SimpleCentroid` of which the page has only the defaults."""
 GOLDEN_STEPS = 16
 """Steps in which the page is compared with torch."""
 ACTIVATION_NAMES = {nn.Identity: "none"} | {
@@ -60,6 +67,8 @@ def export(targets: Mapping[str, EvaluationTarget], path: Path, seed: int = 0) -
     """
     if path.exists():
         raise InputError(f"--export: expected a new file, got {path}, which exists")
+    for target in targets.values():
+        _validate_options(target.env)
     session = Session(targets, seed)
     env = session.lanes[0].episode.env
     hello = session.hello()
@@ -107,6 +116,15 @@ def wrapped(data: str) -> str:
 def data_of(exported: str) -> str:
     """Return the data of an exported page; see `wrapped`."""
     return exported.partition(DATA)[2].partition(";\n")[0]
+
+
+def _validate_options(env: Mapping[str, Any]) -> None:
+    """Raise InputError if options of an env are not those that the page simulates."""
+    parameters = options_of(SimpleCentroid)
+    for key in NOT_SIMULATED if env["name"] == "simple_centroid" else ():
+        default = to_jsonable_python(parameters[key].default)
+        if (value := env.get(key, default)) != default:
+            raise InputError(f"--export: expected env.{key}={default}, got {value}")
 
 
 def describe_world(env: BatchedEnv) -> dict[str, Any]:

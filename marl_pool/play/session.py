@@ -292,7 +292,10 @@ class Session:
                     episode.rollout.change_perturbation(
                         group, partial(lane.live.for_group(group).restart, name=name)
                     )
-                episode.check()
+            else:  # the next episode begins by itself
+                env = self._make_env(lane.target)
+                episode = LiveEpisode(lane.target, env, lane.live, explore=False)
+            episode.check()
 
     def _apply_choice(self, choice: dict[str, set[int]]) -> None:
         """Occlude, freeze and duplicate these entities, and no others."""

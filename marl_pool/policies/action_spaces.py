@@ -211,16 +211,20 @@ def _plain_spaces(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_PlainSpac
             sizes = (2,) * int(np.prod(space.shape))
             start = np.zeros(space.shape, np.int64)
             yield _PlainSpace(space, path, sizes, start, none, none)
-        # Policies scale [-1, 1] to the bounds, which must be finite.
         case spaces.Box() if (
-            len(space.shape) == 1
-            and space.shape[0]
-            and np.isfinite([space.low, space.high]).all()
+            len(space.shape) == 1 and space.shape[0] and _is_bounded(space)
         ):
             low, high = (tuple(b.tolist()) for b in (space.low, space.high))
             yield _PlainSpace(space, path, (), np.zeros(0, np.int64), low, high)
         case _:
             raise _refusal(space)
+
+
+def _is_bounded(space: spaces.Box) -> bool:
+    """Return True if policies can scale [-1, 1] to the bounds, in float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        return bool(np.isfinite([low, high, high - low]).all())
 
 
 def _refusal(space: Any) -> InputError:

@@ -268,6 +268,13 @@ class Population(Policy):
         return {"member": member, "agent": agent_state}
 
     @override
+    def newborn_state(
+        self, state: State, num_envs: int, num_agents: int, num_tokens: int
+    ) -> State:
+        fresh = self.agent.initial_state(num_envs, num_agents, num_tokens)
+        return {"member": state["member"], "agent": fresh}
+
+    @override
     def act(
         self,
         tokens: Tokens,

@@ -73,6 +73,15 @@ class Policy(nn.Module, ABC):
         """Return the state at an episode's start; () for a policy without one."""
         return ()
 
+    def newborn_state(
+        self, state: State, num_envs: int, num_agents: int, num_tokens: int
+    ) -> State:
+        """Return the state of agents that are born in mid-episode.
+
+        ``state`` is the present one; by default it is as at an episode's start.
+        """
+        return self.initial_state(num_envs, num_agents, num_tokens)
+
     def value(self, tokens: Tokens, state: State = ()) -> Tensor:
         """Estimate the returns ``(*B,)`` of observations without choosing an action."""
         return self.act(tokens, state).value

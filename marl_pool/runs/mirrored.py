@@ -174,9 +174,11 @@ def _restore(mirror: Mirror) -> None:
                 f"{folder}: expected a folder for the run {mirror.url}, got one with "
                 f"other files and no {CONFIG}"
             )
-        with atomic.new_folder(folder) as new:
-            Mirror(new, mirror.url).fetch()
-        return
+        atomic.make_folder(folder)
+        with atomic.locked(folder / LOCK, None):
+            # Another process may have fetched it while this one waited.
+            if not (folder / CONFIG).is_file():
+                _fetch_new(mirror)
     _validate_same(folder, mirror, remote)
     # The results of a fit follow its last checkpoint.
     local = _names(folder)
@@ -186,6 +188,15 @@ def _restore(mirror: Mirror) -> None:
         refusal = f"{folder}: another process is training this run"
         with atomic.locked(folder / LOCK, refusal):
             mirror.fetch()
+
+
+def _fetch_new(mirror: Mirror) -> None:
+    """Fetch a run into a folder without one, the configuration last."""
+    with atomic.beside_of(mirror.folder / CONFIG) as scratch:
+        scratch.mkdir()
+        Mirror(scratch, mirror.url).fetch()
+        for item in sorted(scratch.iterdir(), key=lambda item: item.name == CONFIG):
+            item.rename(mirror.folder / item.name)
 
 
 def restore_from(url: str) -> Path:

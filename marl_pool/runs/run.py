@@ -240,9 +240,10 @@ class Run:
     def discard_if_unused(self) -> None:
         """Remove the folder if it contains nothing but the configuration."""
         if self.is_unused:
-            # Another process may have begun to train it.
-            with suppress(InputError), atomic.locked(self.path / LOCK, ""):
-                shutil.rmtree(self.path)
+            # Another process may have begun to train it, or have finished.
+            with suppress(InputError), atomic.locked(self.path / LOCK, "training"):
+                if self.is_unused:
+                    shutil.rmtree(self.path)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -129,29 +129,3 @@ def validate_fit(policy: SpecifiedPolicy, group: AgentGroup, path: str) -> None:
         raise InputError(f"{path} does not fit the group: {reason}")
     with torch.no_grad():
         policy.value(group.tokens.zeros(1))
-
-
-def validate_same_parameters(
-    saved: SpecifiedPolicy, policy: SpecifiedPolicy, source: str
-) -> None:
-    """Reject a saved policy whose parameters do not fit a run's policy.
-
-    Raises:
-        InputError: class, tokens, actions, or names or shapes of parameters differ.
-    """
-    if type(saved) is not type(policy):
-        raise InputError(
-            f"expected a {type(policy).__name__}, {source} is a {type(saved).__name__}"
-        )
-    if reason := saved.mismatch(policy.spec, policy.actions):
-        raise InputError(f"{source} does not fit the group: {reason}")
-    shapes = {name: tuple(tensor.shape) for name, tensor in policy.named_parameters()}
-    for name, tensor in saved.named_parameters():
-        shape = shapes.pop(name, None)
-        if shape != tuple(tensor.shape):
-            raise InputError(
-                f"{source} has a different {name} from the run's policy: expected "
-                f"{'none' if shape is None else shape}, got {tuple(tensor.shape)}"
-            )
-    if shapes:
-        raise InputError(f"{source} has no {next(iter(shapes))}")

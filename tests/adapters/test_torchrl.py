@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -29,7 +30,12 @@ with warnings.catch_warnings():
 
 import marl_pool
 from helpers.samples import SPEC
-from marl_pool.adapters.torchrl import SetActor, SetCritic, as_policy
+from marl_pool.adapters.torchrl import (
+    SetActor,
+    SetCritic,
+    as_policy,
+    observation_space,
+)
 from marl_pool.envs import make_env
 from marl_pool.utils.errors import InputError
 
@@ -214,6 +220,12 @@ def test_specs_become_tokens(spec: data.TensorSpec, options: dict[str, Any]) -> 
     observed = whole.rand([2])
     assert actor(observed.clone())["agents", "logits"].shape == (2, 3, 4)
     assert values(critic, observed).shape == (2, 3, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8])
+def test_bits_of_any_dtype_are_bits(dtype: torch.dtype) -> None:
+    space = observation_space(data.Binary(5, dtype=dtype), 0)
+    assert space == spaces.MultiBinary((5,))
 
 
 def test_a_single_agent_has_its_entries_at_the_root() -> None:

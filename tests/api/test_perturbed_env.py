@@ -429,3 +429,31 @@ def test_an_action_of_another_form_is_one_line(action: Any) -> None:
     )
     with pytest.raises(InputError, match=message):
         perturbed.step(action)
+
+
+class LateTokens(TokenAgents):
+    """No hen is there before the second step."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed, options)
+        self.agents = [agent for agent in self.agents if agent.startswith("wolf")]
+        return self._observe(self.agents), {agent: {} for agent in self.agents}
+
+
+@pytest.mark.parametrize("name", ["delay", "freeze"])
+def test_a_group_in_float64_may_begin_late(name: str) -> None:
+    env = perturb_env(LateTokens(wolves=1, hens=2, death=0.0, birth=1.0), name)
+    observations, _ = env.reset(seed=4)
+    for _ in range(3):
+        actions = {agent: env.action_space(agent).sample() for agent in env.agents}
+        observations, *_ = env.step(actions)
+    assert any(agent.startswith("hen") for agent in observations)
+    assert observations["hen_0"]["features"].dtype == np.float64
+
+
+def test_the_spaces_are_those_of_perturbed_observations() -> None:
+    inner = make_env("simple_centroid", **CENTROID)
+    env = perturb_env(inner, {"name": "inject", "count": 3})
+    for agent in env.possible_agents:
+        assert env.observation_spaces[agent] == env.observation_space(agent)
+        assert env.observation_spaces[agent] != inner.observation_space(agent)

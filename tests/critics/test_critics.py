@@ -329,3 +329,24 @@ def test_rows_of_absent_agents_are_not_computed():
     assert computed == [int(present.sum())]
     assert not vectors[~present].any()
     torch.testing.assert_close(vectors[present], pooled(rows)[present])
+
+
+def test_nothing_under_the_padding_of_an_absent_agent_is_read(monkeypatch):
+    # A GPU computes all rows, those of absent agents too.
+    def of_all(function, tokens, present):
+        return function(tokens.flatten_batch()).unflatten(0, present.shape)
+
+    monkeypatch.setattr("marl_pool.critics.team.of_present", of_all)
+    env, tokens = observed()
+    critic = critic_of(env)
+    present = torch.ones(tokens.batch_shape, dtype=torch.bool)
+    present[:, 1] = False
+    absent = ~present[..., None]
+    features = tokens.features.masked_fill(absent[..., None], torch.nan)
+    types = tokens.types.masked_fill(absent, 99)
+    padding = tokens.padding | absent
+    with use_kernels("torch"):
+        values = critic(Tokens(features, types, padding), present)
+        values[present].sum().backward()
+    assert values[present].isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in critic.parameters())

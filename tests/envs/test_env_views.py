@@ -27,6 +27,7 @@ from marl_pool.envs.drawing.canvas import Disc, Frame, Projection
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
 from marl_pool.envs.views import OneAgentView, ParallelView
 from marl_pool.options.names import resolve
+from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.utils.errors import InputError
@@ -155,6 +156,22 @@ def test_a_batch_that_was_played_and_drawn_is_freed(name):
     del env, rollout, groups
     gc.collect()
     assert freed() is None
+
+
+def test_a_perturbed_rollout_is_freed_without_garbage_collection():
+    module = "helpers.changing_agents:ChangingAgents"
+    env = make_batched_env(CUSTOM, 2, module=module)
+    groups = env.groups.items()
+    policies = {key: RandomPolicy(group.action_space) for key, group in groups}
+    rollout = Rollout(env, policies, perturbation=make_perturbation("shuffle"))
+    rollout.steps(2)
+    freed = weakref.ref(env), weakref.ref(rollout)
+    gc.disable()
+    try:
+        del env, rollout, groups
+        assert [reference() for reference in freed] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_the_view_shows_what_a_batched_env_shows():

@@ -356,6 +356,10 @@ def test_new_files_never_have_the_name_of_one_that_exists(tmp_path: Path) -> Non
     assert files.unused("codes.png").name == "codes-3.png"
     assert files.unused("latents.png").name == "latents-2.png"
     assert not any((tmp_path / name).exists() for name in paths)
+    # The newest has the highest number, though the first was removed.
+    (tmp_path / "results-2.json").touch()
+    (tmp_path / "robustness.png").unlink()
+    assert Files(tmp_path).path("results.json").name == "results-3.json"
 
 
 def test_table_shows_numbers_and_gaps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -470,6 +474,61 @@ def test_a_row_that_does_not_fit_the_task_has_a_reason(change, reason) -> None:
     assert (row.missing or "").startswith(reason)
     assert bool(row.missing) is bool(reason)
     assert bool(row.baselines) is not bool(reason)
+
+
+def tag_with_fixed_prey() -> dict[str, Policy]:
+    """Random predators, and prey that samples otherwise than it acts by its mode."""
+    groups = describe_env(TAG).groups
+    predator, prey = groups["predator"], groups["prey"]
+    fixed = make_policy(prey.tokens, prey.action_space, pooling="avg", seed=1)
+    return {"predator": RandomPolicy(predator.action_space), "prey": fixed}
+
+
+TAG = {"name": "simple_tag", "prey": "learned", "max_steps": 20}
+
+
+def test_sampled_rows_are_scored_against_opponents_that_sample_too() -> None:
+    policies, fixed = tag_with_fixed_prey(), frozenset({"prey"})
+    target = EvaluationTarget(policies, TAG, "test", TAG, fixed=fixed)
+    results = measure(
+        target.policies,
+        lambda: target.make_env(64),
+        baselines=target.baselines(),
+        fixed=fixed,
+        stochastic=True,
+    ).results
+    rows = {
+        (row.policy, row.stochastic): row for row in results if row.group == "predator"
+    }
+    assert rows["trained", False].mean != rows["trained", True].mean
+    for stochastic in (False, True):
+        trained, random = rows["trained", stochastic], rows["random", stochastic]
+        assert (trained.mean, trained.score) == (random.mean, 0.0)
+
+
+def test_a_transfer_env_without_one_of_the_groups_is_a_gap() -> None:
+    policies = tag_with_fixed_prey()
+    target = EvaluationTarget(policies, TAG, "test", TAG)
+    transfer = TransferSettings("scripted", {"prey": "random"})
+    row = target.transfer_env(transfer, 2)
+    assert row.missing == "expected a group 'prey', got predator"
+
+
+def test_a_transfer_row_cannot_be_called_clean() -> None:
+    env = {**ENV, "num_noise": 2}
+    target = EvaluationTarget(float64_policies(centroid()), env, "test", env)
+    transfer = target.transfer_env(TransferSettings("clean", {"num_noise": 3}), 2)
+    with pytest.raises(InputError, match="transfer: expected a label other than"):
+        measure(target.policies, lambda: target.make_env(2), transfers=[transfer])
+
+
+def test_a_record_has_the_chosen_kernels_and_only_true_changes() -> None:
+    trained, env = ENV, {**ENV, "num_noise": 3, "reward_power": 0.5, "arrivals": []}
+    target = EvaluationTarget({}, env, "test", trained)
+    record = target.record(2, "torch")
+    assert record["kernels"] == "torch"
+    # An option that the configuration of training lacks had its default there.
+    assert record["changed"] == {"num_noise": 3}
 
 
 def test_a_wrong_arrival_rule_ends_the_evaluation() -> None:

@@ -108,7 +108,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 def build(name: str, options: dict[str, Any]) -> Perturbation:
     if name == "inject":
         options = {"count": 3, "token_type": 2, "position_features": [0, 1], **options}
-    return make_perturbation(name, specs={"agent": SPEC}, **options)
+    return make_perturbation(name, specs={"pair": SPEC}, **options)
 
 
 def play(

@@ -1,4 +1,5 @@
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,20 @@ def test_an_export_does_not_replace_a_file(tmp_path):
     with pytest.raises(InputError, match=r"--export: expected a new file.*demo\.html"):
         export({"a": token_target({"name": "cartpole"})}, path)
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("reward_power", 2.0),
+        ("least_noise_offset", 0.5),
+        ("signal_acceleration", 5.0),
+        ("continuous_actions", False),
+        ("departures", [{"kind": "agent", "step": 5}]),
+    ],
+)
+def test_a_world_that_the_page_cannot_simulate_is_refused(option, value, tmp_path):
+    target = token_target({"name": "simple_centroid"})
+    changed = replace(target, env={**target.env, option: value})
+    with pytest.raises(InputError, match=f"--export: expected env.{option}="):
+        export({"a": changed}, tmp_path / "demo.html")

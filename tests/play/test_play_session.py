@@ -247,6 +247,17 @@ def test_a_change_that_a_policy_cannot_take_is_undone():
     assert parted_steps(session) == [None]
 
 
+def test_a_change_is_refused_between_episodes_too():
+    session = Session({"a": pretrained_target("cartpole_feed_forward")})
+    lane = session.lanes[0]
+    lane.episode.over = lane.twin.over = "terminated"
+    with pytest.raises(InputError, match=r"at most 5 tokens, got 7"):
+        tell(session, do="severity", name="duplicate", value=0.5)
+    session.next_episode()
+    steps(session, 2)
+    assert session.frame()["severities"] == {}
+
+
 class Remembering(RandomPolicy):
     """A policy whose memory is a tensor, a number for each token."""
 

@@ -114,6 +114,10 @@ def test_only_a_run_that_wrote_nothing_is_discarded(run):
     unused = Run.create(run.path.parent / "other", CONFIG)
     with unused.lock():
         pass
+    with unused.lock():
+        # Another process trains it: there is no waiting, and nothing is removed.
+        Run.open(unused.path).discard_if_unused()
+        assert unused.path.exists()
     unused.discard_if_unused()
     assert not unused.path.exists()
 

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -13,6 +14,7 @@ from helpers.tables import yaml_cases
 from helpers.wind_env import WINDY
 from marl_pool import InputError
 from marl_pool.cli.main import main
+from marl_pool.files import atomic
 from marl_pool.runs import mirror as module
 from marl_pool.runs.mirrored import (
     OF_SESSION,
@@ -23,7 +25,7 @@ from marl_pool.runs.mirrored import (
     restore_sweep,
     validate_new,
 )
-from marl_pool.runs.run import Run
+from marl_pool.runs.run import LOCK, Run
 from marl_pool.runs.sweep import PROPOSALS, Proposal, Sweep
 from marl_pool.training.jobs import JOBS
 
@@ -226,6 +228,23 @@ def test_a_run_that_is_being_trained_is_not_fetched_into(tmp_path):
     target = Run.create(tmp_path / "other" / "a", CONFIG)
     with target.lock(), pytest.raises(InputError, match="another process is training"):
         restore(target.path, STORE)
+
+
+@pytest.mark.usefixtures("saved")
+def test_two_processes_fetch_a_run_once(tmp_path):
+    folder = tmp_path / "other" / "a"
+    folder.mkdir(parents=True)
+    with ThreadPoolExecutor(1) as pool, atomic.locked(folder / LOCK, None):
+        second = pool.submit(restore, folder, STORE)
+        restore_unlocked = tmp_path / "first" / "a"
+        restore(restore_unlocked, STORE)
+        for item in restore_unlocked.iterdir():
+            if item.name != LOCK:
+                item.rename(folder / item.name)
+        (folder / "mark").write_text("mine")
+    second.result()
+    # What the first has fetched, and perhaps continued, is not replaced.
+    assert (folder / "mark").read_text() == "mine"
 
 
 @pytest.mark.usefixtures("saved")

@@ -196,12 +196,13 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         workers: Processes = 1,
         **common: Unpack[EnvOptions],
     ) -> None:
+        # Simulators hold the teams, not this object, which would never be freed.
+        self._teams: dict[str, PettingZooTeam] = {}
+        self._build = partial(_build, module, dict(options or {}), self._teams)
         super().__init__(num_envs, build=self._build, max_steps=max_steps, **common)
         self.module, self.options = module, dict(options or {})
         self._state_options = check_state_tokens(state_tokens)
         # The first environment shows the spaces; the others are built at their reset.
-        # Simulators hold the teams, not this object, which would never be freed.
-        self._teams: dict[str, PettingZooTeam] = {}
         simulator = self._build()
         self._teams |= make_teams(simulator.env, groups)
         self.turn_based = any(team.turn_based for team in self._teams.values())
@@ -449,10 +450,6 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             arrays.write(row, step)
         return arrays
 
-    def _build(self, **rendering: str) -> ParallelSimulator:
-        env = build_env(self.module, {**self.options, **rendering})
-        return ParallelSimulator(env, partial(decode, self._teams))
-
     def _step_arrays(self, num_envs: int) -> StepArrays:
         return StepArrays(
             num_envs, self._teams, self._views, self._number, self._informed
@@ -465,3 +462,13 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._state = dict(tensors)
+
+
+def _build(
+    module: str,
+    options: Mapping[str, Any],
+    teams: Mapping[str, PettingZooTeam],
+    **rendering: str,
+) -> ParallelSimulator:
+    env = build_env(module, {**options, **rendering})
+    return ParallelSimulator(env, partial(decode, teams))

@@ -89,7 +89,7 @@ def scored(
     baselines = _baselines(results, returns)
     rows = []
     for row, row_returns in zip(results, returns, strict=True):
-        pair = baselines.get(_env_key(row))
+        pair = _pair(baselines, row)
         if pair and not row.missing:
             score, low, high = normalized(row_returns, pair, seed=seed)
             row = replace(row, score=score, score_low=low, score_high=high)
@@ -121,7 +121,7 @@ def severity_aucs(
         # An AUC needs baselines and a result at every severity.
         severities = sorted(levels)
         auc = Interval(np.nan)
-        pair = baselines.get(_env_key(first))
+        pair = _pair(baselines, first)
         if pair and not any(row.missing for row, _ in rows) and severities[-1] > 0:
             mean = mean_over([levels[severity] for severity in severities], severities)
             auc = normalized(mean, pair, seed=seed)
@@ -141,13 +141,27 @@ def mean_over(levels: Sequence[np.ndarray], severities: Sequence[float]) -> np.n
     return area / (severities[-1] - severities[0])
 
 
-def _env_key(row: Result) -> tuple[str, str]:
-    return row.group, row.label if row.perturbation == TRANSFER else CLEAN
+_EnvKey = tuple[str, str, bool]
+"""Group, label of another environment, and whether all groups sample."""
+
+
+def _env_key(row: Result) -> _EnvKey:
+    label = row.label if row.perturbation == TRANSFER else CLEAN
+    return row.group, label, row.stochastic
+
+
+def _pair(
+    baselines: Mapping[_EnvKey, NormalizationBaselines], row: Result
+) -> NormalizationBaselines | None:
+    """Return the baselines of a row, sampled ones if they were played."""
+    group, label, stochastic = _env_key(row)
+    pair = baselines.get((group, label, False))
+    return baselines.get((group, label, stochastic), pair)
 
 
 def _baselines(
     results: Sequence[Result], returns: np.ndarray
-) -> dict[tuple[str, str], NormalizationBaselines]:
+) -> dict[_EnvKey, NormalizationBaselines]:
     """Collect the baselines of each environment that has both, by `_env_key`."""
     if len({row.group for row in results if not row.fixed}) != 1:
         return {}

@@ -266,6 +266,8 @@ class CloningMethod(TrainingMethod):
             score = self.learner.measure(batch.to(self.config.device))
             measured = measured.plus(score)
         self.validation_loss = float(measured.loss) / measured.steps
+        if not math.isfinite(self.validation_loss):
+            raise StepError("the validation loss is not finite")
         return measured
 
     def _means(self, prefix: str, score: Score) -> dict[str, float]:
@@ -285,7 +287,7 @@ class CloningMethod(TrainingMethod):
         rollout = Rollout(
             self.dataset.make_env(PLAY_ENV_IDS, count, student=True),
             {**self.roles.other_policies, self.roles.group: self.student.eval()},
-            perturbation=self.augmentation.build(),
+            perturbation=self.augmentation.build(self.roles.group),
         )
         returns = rollout.episodes().means()[self.roles.group]
         self.played, self.played_at = float(returns.mean()), self.iteration

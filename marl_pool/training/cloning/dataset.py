@@ -184,6 +184,11 @@ class CloneDataset:
         """
         path = round_path(self.folder, number)
         # Read the round of a resumed run, unless its student has changed since.
+        if learned is None and number and not path.is_dir():
+            raise InputError(
+                f"{path}: expected the trajectories of round {number}, which cannot be "
+                "collected again, got no such folder"
+            )
         if path.is_dir() and learned in (None, read_about(path).get("learned")):
             splits = load_round(path, self.rows)
         else:
@@ -218,10 +223,9 @@ class CloneDataset:
         if not number:
             validation, train = self._long(validation), self._long(train)
         # Drop duplicates, so that no trajectory is in both splits.
-        validation = validation.without_duplicates()
-        earlier = (validation, *self.splits.values())
-        known_digests = [digest for split in earlier for digest in split.digests]
-        kept = train.without_duplicates(known_digests)
+        earlier_digests = [d for split in self.splits.values() for d in split.digests]
+        validation = validation.without_duplicates(earlier_digests)
+        kept = train.without_duplicates([*earlier_digests, *validation.digests])
         if not len(kept) and not number:
             raise InputError(
                 f"env: all {len(train)} training trajectories are also validation "
@@ -248,7 +252,7 @@ class CloneDataset:
                 self.make_env(start, count, by_student),
                 self.rows,
                 student if by_student else None,
-                self.augmentation.build() if by_student else None,
+                self.augmentation.build(self.roles.group) if by_student else None,
             )
 
         # Continue the games of the last round if rounds have a fixed number of steps.

@@ -68,11 +68,11 @@ class Augmentation:
     """Noise on previous actions, and settings of the `Sampler`."""
     seed: int = 0
 
-    def build(self) -> Perturbation | None:
-        """Build the perturbation."""
+    def build(self, group: str = "agent") -> Perturbation | None:
+        """Build the perturbation, of a single group of a rollout's agents."""
         if self.perturbation.name == "none":
             return None
-        return make_perturbation(specs={"agent": self.spec}, **self.perturbation)
+        return make_perturbation(specs={group: self.spec}, **self.perturbation)
 
     def keys(self, rows: int, turn: int, part: int) -> Tensor:
         """Return the keys of the random streams of a batch's rows."""

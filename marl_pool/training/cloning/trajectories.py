@@ -170,9 +170,9 @@ def cut(
     order = torch.from_numpy(np.lexsort(keys))
     recorded = {name: part.index_select(0, order) for name, part in recorded.items()}
     env, agent = recorded["env"], recorded["agent"]
-    # A step continues the previous one if it is the next time step of the same life.
-    starts = torch.ones(len(env), dtype=torch.bool)
-    starts[1:] = recorded["time"].diff() != 1
+    # A life goes on between an agent's turns, which need not be consecutive steps.
+    starts = recorded["begins"].clone()
+    starts[:1] = True
     for name in ("env", "agent", "episode"):
         starts[1:] |= recorded[name].diff() != 0
     first = starts.nonzero()[:, 0]
@@ -200,7 +200,8 @@ def _digests(
         names = (hashlib.blake2b(row, digest_size=8).digest() for row in table.numpy())
         hashes = np.frombuffer(b"".join(names), dtype=np.int64)
         features = torch.from_numpy(hashes[places.numpy()])
-    hashed = (features, *(steps[name] for name in ("padding", "prev_action", "label")))
+    exact = ("types", "padding", "prev_action", "label", "action_mask")
+    hashed = (features, *(steps[name] for name in exact if name in steps))
     sizes = lengths.tolist()
     return tuple(
         hashlib.blake2b(

@@ -111,10 +111,13 @@ class Evaluator:
         """
         # Fill a batch with episodes first, then with members.
         columns = min(episodes, self.max_envs)
-        rows = max(1, min(self.max_envs // columns, members // processes))
-        for row in range(0, members, rows):
+        largest = max(1, self.max_envs // columns)
+        count = max(min(processes, members), -(-members // largest))
+        # Equal parts, since the last one is waited for.
+        ends = [number * members // count for number in range(count + 1)]
+        for rows in map(slice, ends, ends[1:]):
             for column in range(0, episodes, columns):
-                yield Chunk(slice(row, row + rows), slice(column, column + columns))
+                yield Chunk(rows, slice(column, column + columns))
 
     def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
         """Run the episodes of a task for every member.

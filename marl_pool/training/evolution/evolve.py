@@ -27,16 +27,19 @@ from marl_pool.training.evolution.evaluator import (
     Workers,
 )
 from marl_pool.training.evolution.strategy import Strategy
-from marl_pool.training.fixed_policies import load_saved, validate_same_parameters
+from marl_pool.training.fixed_policies import load_saved
 from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
+from marl_pool.training.same_policy import validate_same
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import VALIDATION_ENVS
-from marl_pool.utils.text import quoted
+from marl_pool.utils.text import print_line, quoted
 
 SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"
 """Files of a checkpoint, and the folder of the best solution so far."""
+SAVED_BEST = "saved_best"
+"""Key of `STATE`: generation and score of the best solution, or null."""
 MOST_EPISODES = 1 << 26
 """Maximum episodes of a generation, whose returns are held in memory."""
 COUNTED = ("steps", "episodes", "seconds")
@@ -95,6 +98,7 @@ class EvolutionMethod(TrainingMethod):
         self.generation = self.steps = self.episodes = 0
         self.seconds = 0.0
         self.best: Tensor = start.double().cpu()
+        self.saved_best: Best | None = None
 
     @override
     @contextmanager
@@ -197,13 +201,17 @@ class EvolutionMethod(TrainingMethod):
         score = float(returns.max())
         if self.accept(score):
             self.best = vectors[returns.argmax()]
-            with (
-                writing(self.run, self.where(self.generation), "the policy"),
-                self.run.save_policy_dir(Best(self.generation, score)) as folder,
-            ):
-                self._save_vector(self.best, folder)
+            self._save_best(Best(self.generation, score))
         kinds = ("validation_center", "validation_best_sample")
         return dict(zip(kinds, returns.tolist(), strict=True))
+
+    def _save_best(self, best: Best) -> None:
+        self.saved_best = best
+        with (
+            writing(self.run, self.where(self.generation), "the policy"),
+            self.run.save_policy_dir(best) as folder,
+        ):
+            self._save_vector(self.best, folder)
 
     @override
     def accept(self, score: float) -> bool:
@@ -223,7 +231,8 @@ class EvolutionMethod(TrainingMethod):
         self._save_vector(self.strategy.center, checkpoint / "policy")
         self._save_vector(self.best, checkpoint / BEST)
         counts = {name: getattr(self, name) for name in COUNTED}
-        write_json(checkpoint / STATE, counts)
+        best = self.saved_best and self.saved_best._asdict()
+        write_json(checkpoint / STATE, counts | {SAVED_BEST: best})
 
     @override
     def restore(self, checkpoint: Path) -> None:
@@ -234,6 +243,17 @@ class EvolutionMethod(TrainingMethod):
         self.best = torch.from_numpy(state.pop(BEST))
         self.strategy.load_state_dict(state)
         self.generation = iteration_of(checkpoint)
+        if (saved := counts.get(SAVED_BEST)) is None:
+            return
+        self.saved_best = Best(**saved)
+        try:
+            damage = "" if self.run.best else f"{self.run.policy_dir} is missing"
+        except InputError as error:
+            damage = str(error)
+        if damage:
+            self._save_best(self.saved_best)
+            number = self.saved_best.iteration
+            print_line(f"{damage}; restored from generation {number}")
 
     def _save_vector(self, vector: Tensor, folder: Path) -> None:
         agent, group = self.evaluator.agent, self.evaluator.group
@@ -260,7 +280,7 @@ def start_vector(init: str, agent: Agent, group: str, plugins: Sequence[str]) ->
         return torch.zeros_like(vector)
     try:
         policy = load_saved(init, group, plugins, "policy, zeros, ")
-        validate_same_parameters(policy, agent, init)
+        validate_same(policy.eval(), agent, init)
     except InputError as error:
         raise InputError(f"init: {error}") from error
     assert isinstance(policy, Agent)

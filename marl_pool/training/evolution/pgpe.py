@@ -135,7 +135,8 @@ class PGPE(Strategy):
 
 def centered_ranks(fitness: Tensor) -> Tensor:
     """Rank from -1/2 (worst) to 1/2 (best); equal values get their mean rank."""
-    below = (fitness[:, None] > fitness).sum(1)
-    equal = (fitness[:, None] == fitness).sum(1)
-    ranks = below + (equal - 1) / 2
+    ordered = fitness.sort().values
+    below = torch.searchsorted(ordered, fitness)
+    not_above = torch.searchsorted(ordered, fitness, right=True)
+    ranks = (below + not_above - 1) / 2
     return ranks.double() / (len(fitness) - 1) - 0.5

@@ -239,7 +239,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     def _fragment(
         self, rollout: Rollout, steps: int
     ) -> dict[str, tuple[Trajectory, Tensor, Tensor]]:
-        # Seed the dropout by the number of the update, so that a resumed run repeats it.
+        # Seed dropout by the number of the update, so that a resumed run repeats it.
         if self.run_config.ppo.dropout_in_sampler:
             key = f"{self.run_config.seed} {self.worker_index} {self.num_updates}"
             seed_torch(zlib.crc32(key.encode()), torch.device(self.device).type)

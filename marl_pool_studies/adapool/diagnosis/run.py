@@ -82,7 +82,7 @@ def diagnose_run(
     # Write all rows, including the heads that are not shown.
     files = Files(run.make_evaluation_dir(), NAMES)
     table, document, plot = map(files.path, NAMES)
-    record = target.record(settings.episodes)
+    record = target.record(settings.episodes, settings.kernels)
     lines = [to_plain(row) for row in rows]
     write_csv(table, [*lines[0], *record], ({**line, **record} for line in lines))
     write_sealed(document, {**record, "rows": lines})

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -236,6 +237,37 @@ def test_equal_trajectories_count_once_and_never_on_both_sides(tmp_path, capsys)
     assert not set(train) & set(validation)
     assert "round 0: 2 trajectories" in capsys.readouterr().err
     assert run.rows()[-1]["trajectories"] == 2
+
+
+def test_no_trajectory_is_learned_in_one_round_and_validated_in_another(tmp_path):
+    run = run_clone(
+        tmp_path / "run",
+        *(f"env={__name__}:Walk", "policy=feed_forward", f"teacher={__name__}:Left"),
+        *("clone.episodes=30", "clone.validation_episodes=1", *ROUNDS),
+    )
+    digests: dict[str, list[str]] = {"train": [], "validation": []}
+    for number in range(3):
+        path = run.path / f"trajectories/round_00{number}/about.json"
+        for name, part in json.loads(path.read_text())["digests"].items():
+            digests[name] += part
+    together = digests["train"] + digests["validation"]
+    assert len(set(together)) == len(together)
+
+
+def test_a_lost_round_is_not_collected_again(tmp_path, teacher_folder):
+    options = (f"teacher={teacher_folder}", *ROUNDS)
+    run = run_clone(tmp_path / "run", *options, stop_after=4)
+    shutil.rmtree(round_path(run.path / FOLDER, 1))
+    with pytest.raises(InputError, match="round_001: expected the trajectories of"):
+        run_clone(tmp_path / "run")
+
+
+def test_weights_that_diverge_in_the_last_step_are_not_saved(tmp_path, teacher_folder):
+    huge = ("clone.lr=1e20", "clone.lr_end=1e20", "clone.grad_clip=null")
+    single = ("clone.iteration_batches=1", "checkpoint.every=1")
+    with pytest.raises(StoppedError, match="iteration 1: the validation loss is not"):
+        run_clone(tmp_path / "run", f"teacher={teacher_folder}", *huge, *single)
+    assert not Run.open(tmp_path / "run").checkpoints()
 
 
 def test_training_validation_and_evaluation_envs_are_disjoint():
@@ -535,6 +567,34 @@ def test_the_life_of_an_agent_ends_with_the_episode() -> None:
     trajectories = cut(recorded, torch.tensor([0]), torch.zeros(1, 1), None)
     assert trajectories.lengths.tolist() == [4, 2]
     assert trajectories.begins.tolist() == [True, True]
+    # Where agents take turns, a life goes on although steps are left out.
+    in_turns = {**recorded, "time": 2 * torch.arange(steps)}
+    turns = cut(in_turns, torch.tensor([0]), torch.zeros(1, 1), None)
+    assert turns.lengths.tolist() == [4, 2]
+
+
+def test_trajectories_of_other_types_or_masks_are_no_duplicates() -> None:
+    steps = {
+        "features": torch.zeros(2, 1, 1),
+        "padding": torch.zeros(2, 1, dtype=torch.bool),
+        **dict.fromkeys(("prev_action", "label"), torch.zeros(2, 1)),
+    }
+    indices = {
+        **dict.fromkeys(("agent", "time", "episode"), torch.zeros(2).long()),
+        "env": torch.arange(2),
+        "begins": torch.ones(2, dtype=torch.bool),
+    }
+    for part, count in (("types", 2), ("action_mask", 2), ("unknown", 1)):
+        other = {part: torch.tensor([[0], [1]])}
+        recorded = {**steps, **indices, **other}
+        trajectories = cut(recorded, torch.arange(2), torch.zeros(2, 1), None)
+        assert len(trajectories.without_duplicates()) == count
+
+
+def test_a_rollout_perturbs_the_cloned_group_alone() -> None:
+    perturbation = augmentation(perturbation={"name": "occlude"}).build("hen")
+    assert perturbation is not None
+    assert [perturbation.covers(name) for name in ("hen", "fox")] == [True, False]
 
 
 @pytest.mark.parametrize("whole", [True, False])

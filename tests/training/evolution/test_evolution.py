@@ -14,6 +14,8 @@ import yaml
 from gymnasium.spaces import Box
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
+from torch.utils._pytree import tree_leaves, tree_map
 
 from helpers.paths import ROOT
 from helpers.tables import yaml_cases
@@ -26,7 +28,7 @@ from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.files.reading import read_npz
 from marl_pool.policies import make_agent
-from marl_pool.policies.agent import load_vector, to_vector
+from marl_pool.policies.agent import Population, load_vector, to_vector
 from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.rollout import Rollout
 from marl_pool.runs.run import Run
@@ -243,6 +245,13 @@ def test_centered_ranks_depend_on_the_order_alone(values):
         assert (ranks[fitness == value] == rank).all()
     if len(set(values)) == len(values):
         assert (ranks.min(), ranks.max()) == (-0.5, 0.5)
+    expected = (stats.rankdata(values) - 1) / (len(values) - 1) - 0.5
+    assert ranks.tolist() == pytest.approx(expected.tolist())
+
+
+def test_ranks_of_a_large_population_take_little_memory():
+    fitness = torch.arange(1 << 20).double()
+    assert centered_ranks(fitness)[-1] == 0.5
 
 
 # Environments
@@ -348,6 +357,37 @@ def test_chunks_cover_all_and_fit(members, episodes, limit, processes):
         assert 0 < covered[piece].numel() <= limit
     assert (covered == 1).all()
     assert len(chunks) >= min(processes, members)
+    # No process waits long for the last part.
+    sizes = {piece.members.stop - piece.members.start for piece in chunks}
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_agents_that_are_born_keep_their_member():
+    agent = agent_for("sensory", pooling={"name": "attention_neuron"})
+    population = Population(agent, to_vector(agent).repeat(2, 1))
+    state = population.initial_state(4, 1, 5)
+    rows = torch.tensor([1, 2, 3])
+    remaining = tree_map(lambda part: part[rows] + 1, state["agent"])
+    state = {"member": state["member"][rows], "agent": remaining}
+    newborn = population.newborn_state(state, 3, 1, 5)
+    assert newborn["member"].equal(state["member"])
+    assert not any(part.any() for part in tree_leaves(newborn["agent"]))
+
+
+def test_the_best_policy_is_restored_from_the_checkpoint(tmp_path, capsys):
+    run = finished_run(tmp_path / "run", "total_generations=4", "checkpoint.every=1")
+    record, best = run.policy_dir / "best.json", run.best
+    weights = {path.name: path.read_bytes() for path in run.policy_dir.iterdir()}
+    for damage in (lambda: record.write_text("{"), record.unlink):
+        damage()
+        resumed = Run.open(run.path)
+        resumed.config["total_generations"] += 0
+        evolve(resumed, config_of(resumed))
+        resumed.close()
+        assert f"restored from generation {best.iteration}" in capsys.readouterr().err
+        assert Run.open(run.path).best == best
+        for name, content in weights.items():
+            assert (run.policy_dir / name).read_bytes() == content
 
 
 def test_a_simulator_has_one_env_per_repetition_by_default(monkeypatch):
@@ -597,10 +637,12 @@ def test_a_policy_that_does_not_fit_starts_no_search(tmp_path):
     longer = agent_for(hidden=[])
     longer.body.extend([torch.nn.Tanh(), torch.nn.Linear(1, 1)])
     sensory = agent_for("sensory", pooling={"name": "attention_neuron"})
-    wide, different = agent_for(hidden=[4]), "a different body.0.weight from the run"
+    wide = agent_for(hidden=[4])
+    linear = agent_for("sensory", pooling={"name": "attention_neuron", "squash": False})
     for source, agent, message in (
-        (saved, wide, f"{different}'s policy"),
+        (saved, wide, r"has other options: expected policy.hidden = \[4\], got \[16\]"),
         (saved, sensory, "expected a Sensory, .* is a FeedForward"),
+        (sensory, linear, "computes other outputs with the same weights"),
         (short, longer, "has no body.2.weight"),
     ):
         folder = tmp_path / message[:9]
