@@ -332,7 +332,7 @@ def test_rows_of_absent_agents_are_not_computed():
 
 
 def test_nothing_under_the_padding_of_an_absent_agent_is_read(monkeypatch):
-    # A GPU computes all rows, those of absent agents too.
+    # A GPU computes the rows of absent agents, too.
     def of_all(function, tokens, present):
         return function(tokens.flatten_batch()).unflatten(0, present.shape)
 
