@@ -116,6 +116,9 @@ def test_cfg_prints_the_composed_config(capsys):
     assert cli.main(["train", "pooling=max", "--cfg", *flags]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
     assert printed == compose("train", ["pooling=max", *keys])
+    # A key is a key, though there is a flag of its name.
+    assert cli.main(["train", "storage=s3://x/y", "--cfg"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["storage"] == "s3://x/y"
 
 
 # Refusals
