@@ -37,7 +37,7 @@ from marl_pool.perturbations.base import (
     PerturbationState,
     validate_constructed,
 )
-from marl_pool.perturbations.turns import EveryStep, OwnTurns
+from marl_pool.perturbations.turns import EveryStep, OwnTurns, validate_groups
 from marl_pool.policies.action_spaces import ActionRows, Selection
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.masks import validate_mask_space
@@ -201,7 +201,7 @@ class Perturber:
         # Check the options of the perturbation against the tokens' specs.
         self.perturbation = _perturbation(perturbation, self.specs)
         counts = {name: len(agents) for name, agents in self.groups.items()}
-        self.perturbation.validate_env(counts, None)
+        validate_groups(self.perturbation, counts, None)
         # Observations keep their dtypes, but noise needs floats or all bytes.
         self.dtypes = {
             agent: {part: space[part].dtype for part in TOKEN_PARTS}  # type: ignore[index]

@@ -94,7 +94,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
             raise _not_understood(
                 text, namespace.verb, verbs.get(namespace.verb, parser), value
             )
-        # Flags are easily mistaken for keys, though some keys have a flag of their name.
+        # Flags are easily mistaken for keys; some keys have a flag of their name.
         flag = f"--{key.lstrip('+').replace('_', '-')}"
         is_key = key in KEY_FLAGS.get(namespace.verb, ())
         if flag in verbs[namespace.verb]._option_string_actions and not is_key:

@@ -1,7 +1,7 @@
 """Perturbations of a group of agents, which act in every step or in their own turns."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +19,7 @@ from marl_pool.perturbations.base import (
 from marl_pool.policies.selection import SelectedTokens
 from marl_pool.tokens import Tokens, form_of, like
 from marl_pool.utils.devices import may_read
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, UnfitTokensError
 
 if TYPE_CHECKING:
     from marl_pool.envs.base import BatchedEnv
@@ -34,15 +34,25 @@ def validate_fits(
 ) -> None:
     """Raise UnfitTokensError if a perturbation's options do not fit an environment."""
     validate_constructed(perturbation)
-    if unknown := set(perturbation.by_group) - set(env.groups):
-        raise InputError(
-            f"specs: expected some of the groups {', '.join(env.groups)}, "
-            f"got {', '.join(sorted(unknown))}"
-        )
     counts = {name: group.num_agents for name, group in env.groups.items()}
     # The largest number of an agent's steps in an episode, with equal turns.
     turns = sum(counts.values()) if env.turn_based else 1
-    perturbation.validate_env(counts, math.ceil(env.max_steps / turns))
+    validate_groups(perturbation, counts, math.ceil(env.max_steps / turns))
+
+
+def validate_groups(
+    perturbation: Perturbation, counts: Mapping[str, int], max_steps: int | None
+) -> None:
+    """Reject groups of agents that a perturbation was not made for.
+
+    Arguments and errors are those of `Perturbation.validate_env`.
+    """
+    if unknown := set(perturbation.by_group) - set(counts):
+        raise UnfitTokensError(
+            f"perturbation: expected specs of some of the groups {', '.join(counts)}, "
+            f"got {', '.join(sorted(unknown))}"
+        )
+    perturbation.validate_env(counts, max_steps)
 
 
 Change = Callable[[Tokens, PerturbationState], PerturbationState]

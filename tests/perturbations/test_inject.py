@@ -25,11 +25,14 @@ from helpers.perturbed import (
     severities,
     states,
 )
+from marl_pool.api.perturb import perturb_env
 from marl_pool.config import compose
-from marl_pool.envs import make_batched_env
+from marl_pool.envs import make_batched_env, make_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import cases_of
 from marl_pool.perturbations import make_perturbation
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
@@ -192,6 +195,17 @@ def test_options_must_fit_the_covered_groups_only():
             "inject", specs=specs, groups=groups, token_type="noise"
         )
         assert (play(inject, make_tokens(0))[0].types[..., 9:] == 1).all()
+
+
+def test_groups_that_it_was_not_made_for():
+    occlude = make_perturbation("occlude", specs={"fox": FOX})
+    message = "perturbation: expected specs of some of the groups agent, got fox"
+    env = make_batched_env("simple_centroid", 2)
+    policies = {"agent": RandomPolicy(env.groups["agent"].action_space)}
+    with pytest.raises(UnfitTokensError, match=message):
+        Rollout(env, policies, perturbation=occlude)
+    with pytest.raises(UnfitTokensError, match=message):
+        perturb_env(make_env("simple_centroid"), occlude)
 
 
 def test_specs_without_their_groups():
