@@ -251,7 +251,8 @@ def main(
                     print(f"{picture}: {error}", file=sys.stderr)
                     return 1
     for file in (*gone, *stale):
-        print(f"{file.name} is stale" if only_check else file)
+        name = f"{file.parent.name}/{file.name}"
+        print(f"{name} is stale" if only_check else file)
     if not only_check:
         folder.mkdir(parents=True, exist_ok=True)
         for file in gone:

@@ -94,6 +94,10 @@ def assert_equal(actual: list[Tensor], expected: list[Tensor]) -> None:
     assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
 
 
+def test_an_environment_without_a_script_is_a_known_exception():
+    assert {*ENVS} - {*HEURISTICS} == {"ant", "ant_bullet", "car_racing", "pettingzoo"}
+
+
 @pytest.mark.parametrize("name", HEURISTICS)
 def test_registered_names_build_their_classes(name):
     env = make_batched_env(name, 2)
