@@ -134,25 +134,9 @@ class Rollout:
         reads_state = any(critic.reads == "state" for critic in self.critics.values())
         self._state_specs = checked_state_specs(env) if reads_state else None
         self.perturbation, self.explore, self.draw = perturbation, explore, draw
-        # A perturbation may cover only some of the groups.
-        self._perturbations: dict[str, EveryStep] = {}
         if perturbation is not None:
             validate_fits(perturbation, env)
-            # A cycle of references would keep the tensors of old rollouts for a while.
-            rollout = weakref.proxy(self)
-            kind = OwnTurns if env.turn_based else EveryStep
-            self._perturbations = {
-                name: kind(
-                    perturbation.for_group(name),
-                    partial(Rollout._acting, rollout, name),
-                    partial(Rollout._perturbation_streams, rollout, name),
-                    SelectedTokens(group.tokens, group.actions)
-                    if group.actions.selects
-                    else None,
-                )
-                for name, group in env.groups.items()
-                if perturbation.covers(name)
-            }
+        self._perturbations = self._perturbation_by_group()
         if sync_free is None:
             sync_free = env.device.type != "cpu"
         self.sync_free = sync_free and not env.simulated
@@ -645,6 +629,36 @@ class Rollout:
                 tokens[name], self.perturbation_states[name]
             )
         self.tokens = tokens
+
+    def _perturbation_by_group(self) -> dict[str, EveryStep]:
+        """Return the perturbation of each group; it may cover only some of them."""
+        if self.perturbation is None:
+            return {}
+        # A cycle of references would keep the tensors of old rollouts for a while.
+        rollout = weakref.proxy(self)
+        kind = OwnTurns if self.env.turn_based else EveryStep
+        return {
+            name: kind(
+                self.perturbation.for_group(name),
+                partial(Rollout._acting, rollout, name),
+                partial(Rollout._perturbation_streams, rollout, name),
+                SelectedTokens(group.tokens, group.actions)
+                if group.actions.selects
+                else None,
+            )
+            for name, group in self.env.groups.items()
+            if self.perturbation.covers(name)
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy must not refer to this rollout.
+        state = self.__dict__.copy()
+        del state["_perturbations"]
+        return state
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._perturbations = self._perturbation_by_group()
 
     def _acting(self, name: str) -> Tensor:
         """Return a group's agents that act now, ``(num_envs, agents)`` bool."""

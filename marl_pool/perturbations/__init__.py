@@ -117,7 +117,12 @@ def make_perturbation(
     if not by_group:
         return construct({})
     perturbation = next(iter(by_group.values()))
-    perturbation.by_group = by_group
+    perturbation.made_for = frozenset(by_group)
+    perturbation.by_group = {
+        group: fitted
+        for group, fitted in by_group.items()
+        if fitted is not perturbation
+    }
     return perturbation
 
 

@@ -58,7 +58,9 @@ class Perturbation(ABC):
     by_group: dict[str, "Perturbation"] = field(
         init=False, repr=False, default_factory=dict
     )
-    """Perturbations that fit the tokens of a group, if it was built for some groups."""
+    """Perturbations of groups whose tokens this one does not fit."""
+    made_for: frozenset[str] = field(init=False, repr=False, default=frozenset())
+    """Groups whose tokens are known; empty: any. A copy with `replace` is for any."""
 
     label: ClassVar[str] = "perturbed"
     """Label of a perturbed token in legends."""
@@ -125,7 +127,7 @@ class Perturbation(ABC):
 
         By default all are, or those for which the perturbation was built.
         """
-        return not self.by_group or group in self.by_group
+        return not self.made_for or group in self.made_for
 
     def for_group(self, group: str) -> "Perturbation":
         """Return the perturbation that fits the tokens of a group of agents."""

@@ -47,7 +47,7 @@ def validate_groups(
 
     Arguments and errors are those of `Perturbation.validate_env`.
     """
-    if unknown := set(perturbation.by_group) - set(counts):
+    if unknown := perturbation.made_for - set(counts):
         raise UnfitTokensError(
             f"perturbation: expected specs of some of the groups {', '.join(counts)}, "
             f"got {', '.join(sorted(unknown))}"

@@ -191,12 +191,19 @@ def _restore(mirror: Mirror) -> None:
 
 
 def _fetch_new(mirror: Mirror) -> None:
-    """Fetch a run into a folder without one, the configuration last."""
-    with atomic.beside_of(mirror.folder / CONFIG) as scratch:
-        scratch.mkdir()
-        Mirror(scratch, mirror.url).fetch()
-        for item in sorted(scratch.iterdir(), key=lambda item: item.name == CONFIG):
-            item.rename(mirror.folder / item.name)
+    """Fetch a run into a folder without one, whose lock this process holds."""
+    with atomic.beside_of(mirror.folder) as new:
+        new.mkdir()
+        Mirror(new, mirror.url).fetch()
+        # Renaming replaces an empty folder only.
+        atomic.discard_leftovers(mirror.folder)
+        (mirror.folder / LOCK).unlink()
+        try:
+            new.rename(mirror.folder)
+        except OSError as error:
+            raise InputError(
+                f"{mirror.folder}: another process is fetching this run"
+            ) from error
 
 
 def restore_from(url: str) -> Path:

@@ -11,7 +11,7 @@ from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
-IGNORED = ("spec", "action_space", "key_gain")
+IGNORED = ("spec", "action_space", "init_std", "key_gain")
 """Options that are compared by `SpecifiedPolicy.mismatch`, or matter only at first."""
 TRIAL_SETS = 16
 """Sets of tokens on which a saved policy and the run's are compared."""
@@ -71,7 +71,7 @@ def _differences(
 @torch.no_grad()
 def _outputs(policy: SpecifiedPolicy) -> tuple[Tensor, Tensor]:
     """Return the logits and values of random sets, one for each environment."""
-    exact = copy.deepcopy(policy).double()
+    exact = copy.deepcopy(policy).cpu().double()
     tokens = _trial_tokens(policy.spec)
     state = exact.initial_state(TRIAL_SETS, 1, policy.spec.num_tokens)
     decision = exact.act(tokens, state)

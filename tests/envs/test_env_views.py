@@ -1,5 +1,6 @@
 """The PettingZoo and Gymnasium views, checked by those libraries' own checkers."""
 
+import copy
 import gc
 import weakref
 from collections.abc import Mapping
@@ -165,6 +166,10 @@ def test_a_perturbed_rollout_is_freed_without_garbage_collection():
     policies = {key: RandomPolicy(group.action_space) for key, group in groups}
     rollout = Rollout(env, policies, perturbation=make_perturbation("shuffle"))
     rollout.steps(2)
+    # A copy goes on by itself.
+    twin = copy.deepcopy(rollout)
+    assert twin.steps(3)["hen"].tokens.types.equal(rollout.steps(3)["hen"].tokens.types)
+    del twin
     freed = weakref.ref(env), weakref.ref(rollout)
     gc.disable()
     try:

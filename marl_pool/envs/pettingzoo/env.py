@@ -393,7 +393,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
                 if not is_first:
                     raise InputError(
                         f"env.module: reset: group {name!r}: infos: expected {MASK} "
-                        "after the first reset too, got none"
+                        "from the first reset on, got one later"
                     )
                 # Other environments may be in episodes without masks.
                 shape = (self.num_envs, len(team.agents), team.spec.num_options)

@@ -212,6 +212,8 @@ class ParallelStep(NamedTuple):
 class ParallelSimulator(Simulator[ParallelStep]):
     """A PettingZoo environment, stepped by flat arrays, and closed with this object.
 
+    It is not closed where pygame is imported.
+
     Args:
         env: the environment.
         decode: converts a flat array to the action of each agent.
@@ -299,6 +301,9 @@ class ParallelSimulator(Simulator[ParallelStep]):
 
 
 def _close(env: ParallelEnv[Any, Any, Any]) -> None:
+    # Those that draw by pygame quit it for the whole process, whoever else draws.
+    if "pygame" in sys.modules:
+        return
     # An environment that cannot be closed is no reason to stop.
     with suppress(Exception):
         env.close()

@@ -93,8 +93,8 @@ class Trajectories:
             vector or, for a single choice, its number, -1 at an episode's start),
             ``label`` (the teacher's action, a Box scaled to [-1, 1]) and optionally the
             teacher's ``logits`` and ``privileged_targets`` and the ``action_mask``.
-        digests: n digests of observations, previous actions and labels, equal for
-            equal trajectories.
+        digests: n digests of observations, masks, previous actions and labels, equal
+            for equal trajectories.
         lengths: ``(n,)`` int64, steps of each trajectory.
         returns: ``(n,)`` float64, undiscounted returns of the executed actions.
         env_ids: ``(n,)`` int64, numbers of the environments.

@@ -113,9 +113,12 @@ class Evaluator:
         columns = min(episodes, self.max_envs)
         largest = max(1, self.max_envs // columns)
         count = max(min(processes, members), -(-members // largest))
-        # Equal parts, since the last one is waited for.
-        ends = [number * members // count for number in range(count + 1)]
-        for rows in map(slice, ends, ends[1:]):
+        # Equal parts, since the last one is waited for; the larger ones first, since
+        # environments are reused by parts of equal size.
+        size, num_larger = divmod(members, count)
+        for number in range(count):
+            row = number * size + min(number, num_larger)
+            rows = slice(row, row + size + (number < num_larger))
             for column in range(0, episodes, columns):
                 yield Chunk(rows, slice(column, column + columns))
 

@@ -203,7 +203,7 @@ def test_masks_that_begin_with_a_later_episode_are_refused(perturbation):
     env = joint_env(masks="infos", first=1)
     policy = RandomPolicy(env.groups["a"].action_space)
     rollout = Rollout(env, {"a": policy}, perturbation=perturbation)
-    message = "reset: group 'a': infos: expected action_mask after the first reset too"
+    message = "reset: group 'a': infos: expected action_mask from the first reset on"
     with pytest.raises(InputError, match=message):
         rollout.steps(9)
 

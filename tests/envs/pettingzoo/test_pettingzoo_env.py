@@ -598,7 +598,8 @@ class Closable(ChangingAgents):
         raise RuntimeError("closed noisily")
 
 
-def test_every_environment_is_closed_with_the_last_batch_that_uses_it():
+def test_every_environment_is_closed_with_the_last_batch_that_uses_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "pygame", raising=False)
     env = PettingZooEnv(2, module=f"{__name__}:Closable")
     env.reset()
     env.draw(0, 4, None, "wolf", 0)
@@ -610,6 +611,16 @@ def test_every_environment_is_closed_with_the_last_batch_that_uses_it():
     del selected
     gc.collect()
     assert Closable.num_open == 0
+
+
+def test_a_batch_that_is_gone_leaves_the_pictures_of_others_alone():
+    first, second = (PettingZooEnv(1, module="mpe2.simple_crypto_v3") for _ in range(2))
+    for env in (first, second):
+        env.reset()
+        env.draw(0, 64, None, next(iter(env.groups)), 0)
+    del second, env
+    gc.collect()
+    assert first.draw(0, 64, None, next(iter(first.groups)), 0).any()
 
 
 if __name__ == "__main__":

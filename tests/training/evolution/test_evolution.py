@@ -358,8 +358,9 @@ def test_chunks_cover_all_and_fit(members, episodes, limit, processes):
     assert (covered == 1).all()
     assert len(chunks) >= min(processes, members)
     # No process waits long for the last part.
-    sizes = {piece.members.stop - piece.members.start for piece in chunks}
+    sizes = [piece.members.stop - piece.members.start for piece in chunks]
     assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_agents_that_are_born_keep_their_member():
