@@ -21,11 +21,12 @@ from marl_pool.pooling.base import Memory, MemoryPooling, Pooling, validate_cons
 from marl_pool.tokens import Tokens, TokenSpec, drop_tokens
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, described
+from marl_pool.utils.randomness import seed_torch
 
 
 @contextmanager
 def seeded(seed: int | None, part: str) -> Iterator[None]:
-    """Seed torch's generator by (seed, part) within the context; None leaves it as is.
+    """Seed torch's generators by (seed, part) within the context; None leaves them.
 
     Each part of a network has separate random numbers. So with the same seed, the
     weights below the head are the same for every pooling head, as the AdaPool paper
@@ -34,9 +35,12 @@ def seeded(seed: int | None, part: str) -> Iterator[None]:
     if seed is None:
         yield
         return
-    with torch.random.fork_rng(devices=[]):
+    # Weights are sampled on torch's default device, which may be a GPU in use.
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
         # torch's CPU generator uses only the low 32 bits of its seed: hash into those.
-        torch.manual_seed(zlib.crc32(f"{part} {seed}".encode()))
+        number = zlib.crc32(f"{part} {seed}".encode())
+        seed_torch(number, "cuda" if devices else "cpu")
         yield
 
 

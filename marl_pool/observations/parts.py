@@ -56,6 +56,8 @@ class Part:
     low: np.ndarray
     """Bounds of each number, of ``shape`` or scalar; both belong to the space."""
     high: np.ndarray
+    reason: str = "as in its space"
+    """Why numbers have these bounds, for errors."""
 
     @classmethod
     def of(cls, space: PlainSpace, name: str, number: Any) -> Self:
@@ -151,7 +153,7 @@ class Part:
         )
         where = f" at {list(index)}" if index else ""
         return (
-            f"{self.label}expected numbers in [{low:g}, {high:g}], as in its space, "
+            f"{self.label}expected numbers in [{low:g}, {high:g}], {self.reason}, "
             f"got {number.item():g}{where}"
         )
 

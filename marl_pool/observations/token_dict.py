@@ -1,6 +1,7 @@
 """Observations that are already tokens: Dicts of features, types and padding."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,10 @@ class TokenDictView(TokenView):
             name: Part.of(space[name], name, number)  # type: ignore[arg-type]
             for name in TOKEN_PARTS
         }
+        # A space may have -1 for slots without a token, where nothing is checked.
+        if (types := parts["types"]).low.min() < 0:
+            low, reason = np.maximum(types.low, 0), "where there is a token"
+            parts["types"] = replace(types, low=low, reason=reason)
         super().__init__(spec, parts)
         self.shows_tokens = self.takes_any_number = True
         self.sets = frozenset(TOKEN_PARTS)

@@ -71,7 +71,7 @@ class TokenOptions:
     padding_keys: Mapping[str, str] | None = None
     slices: Slices | None = None
     type_features: Sequence[int] | None = None
-    patch: int | None = None
+    patch: Size | None = None
     channels: Literal["first", "last"] = "last"
     token_types: Sequence[str] | None = None
     signal_types: Sequence[str] | None = None

@@ -22,10 +22,12 @@ from marl_pool.envs.particles.simple_centroid import AGENT_ACCELERATION, SimpleC
 from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.files.atomic import make_folder, new_file
 from marl_pool.kernels.functional import ACTIVATIONS
+from marl_pool.networks.embedding import TokenEmbedding
+from marl_pool.networks.set_network import SetNetwork
 from marl_pool.options.signatures import options_of
 from marl_pool.play.episodes import LiveEpisode
 from marl_pool.play.session import Session
-from marl_pool.policies.base import Policy
+from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.sensory import Sensory
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling.ada import AdaPooling
@@ -67,10 +69,11 @@ def export(targets: Mapping[str, EvaluationTarget], path: Path, seed: int = 0) -
     """
     if path.exists():
         raise InputError(f"--export: expected a new file, got {path}, which exists")
-    for target in targets.values():
-        _validate_options(target.env)
     session = Session(targets, seed)
     env = session.lanes[0].episode.env
+    world = describe_world(env)
+    for target in targets.values():
+        _validate_options(type(env), target.env)
     hello = session.hello()
     if isinstance(env, CartPole):
         hello["adds"] = False  # noise sensors are the environment's, not injected
@@ -78,7 +81,7 @@ def export(targets: Mapping[str, EvaluationTarget], path: Path, seed: int = 0) -
         "hello": hello,
         "seed": seed,
         "has_self": env.groups[session.group].tokens.has_self,
-        "env": describe_world(env),
+        "env": world,
         "policies": [
             describe_policy(name, target.policies[session.group])
             for name, target in targets.items()
@@ -118,19 +121,24 @@ def data_of(exported: str) -> str:
     return exported.partition(DATA)[2].partition(";\n")[0]
 
 
-def _validate_options(env: Mapping[str, Any]) -> None:
+def _validate_options(env_type: type[BatchedEnv], env: Mapping[str, Any]) -> None:
     """Raise InputError if options of an env are not those that the page simulates."""
     parameters = options_of(SimpleCentroid)
-    for key in NOT_SIMULATED if env["name"] == "simple_centroid" else ():
+    for key in NOT_SIMULATED if env_type is SimpleCentroid else ():
         default = to_jsonable_python(parameters[key].default)
         if (value := env.get(key, default)) != default:
             raise InputError(f"--export: expected env.{key}={default}, got {value}")
 
 
 def describe_world(env: BatchedEnv) -> dict[str, Any]:
-    """Return the constants of an environment that the page can simulate."""
+    """Return the constants of an environment that the page can simulate.
+
+    Raises:
+        InputError: another environment, a subclass of these included.
+    """
     common = {"first_env": EVALUATION_ENVS, "max_steps": env.max_steps}
-    if isinstance(env, SimpleCentroid):
+    # A subclass may differ in anything.
+    if type(env) is SimpleCentroid:
         group = env.groups["agent"]
         types = env.observe()["agent"].types[0]
         names = ("num_agents", "num_signal", "num_noise", "spread", "noise_offset")
@@ -143,7 +151,7 @@ def describe_world(env: BatchedEnv) -> dict[str, Any]:
             "orders": env.token_entities("agent").tolist(),
             "token_types": [types[i].tolist() for i in range(group.num_agents)],
         }
-    if isinstance(env, CartPole) and env.num_frames == 1 and not env.noise_channels:
+    if type(env) is CartPole and env.num_frames == 1 and not env.noise_channels:
         channels = env.channel_names()
         return {
             "name": "cartpole",
@@ -163,13 +171,13 @@ def describe_policy(name: str, policy: Policy) -> dict[str, Any]:
     """Return the weights and options of a policy that the page can compute.
 
     Raises:
-        InputError: another kind of policy.
+        InputError: another kind of policy, or a subclass of its parts.
     """
-    if isinstance(policy, TokenPolicy) and policy.value_network is None:
+    if isinstance(policy, SpecifiedPolicy):
+        policy = policy.to_save()
+    if type(policy) is TokenPolicy and policy.value_network is None:
         return _token(name, policy)
-    if isinstance(policy, Sensory) and isinstance(
-        policy.sensor, AttentionNeuronPooling
-    ):
+    if type(policy) is Sensory and type(policy.sensor) is AttentionNeuronPooling:
         return _sensory(name, policy)
     raise _unknown(name, type(policy).__name__)
 
@@ -179,14 +187,16 @@ def _token(name: str, policy: TokenPolicy) -> dict[str, Any]:
     encoder, pooling = network.encoder, network.pooling
     layers: Any = ()
     final_norm = False
-    if isinstance(encoder, TransformerEncoder):
+    if type(encoder) is TransformerEncoder:
         layers, final_norm = encoder.layers, encoder.final_norm is not None
-    elif not isinstance(encoder, IdentityEncoder):
+    elif type(encoder) is not IdentityEncoder:
         raise _unknown(name, type(encoder).__name__)
+    if type(network) is not SetNetwork or type(network.embedding) is not TokenEmbedding:
+        raise _unknown(name, "another network")
     if network.embedding.adds:
         raise _unknown(name, "an added type embedding")
     head: dict[str, Any] = {"name": "max"}
-    if isinstance(pooling, AdaPooling) and isinstance(pooling.query, str):
+    if type(pooling) is AdaPooling and isinstance(pooling.query, str):
         head = {
             "name": "ada",
             "query": pooling.query,
@@ -194,9 +204,9 @@ def _token(name: str, policy: TokenPolicy) -> dict[str, Any]:
             "heads": pooling.attention.num_heads,
             "scale": pooling.attention.scale,
         }
-    elif isinstance(pooling, AvgPooling):
+    elif type(pooling) is AvgPooling:
         head = {"name": "avg"}
-    elif not isinstance(pooling, MaxPooling):
+    elif type(pooling) is not MaxPooling:
         raise _unknown(name, type(pooling).__name__)
     return {
         "kind": "token",

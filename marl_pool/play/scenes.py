@@ -12,7 +12,7 @@ from marl_pool.envs.boxworld.codes import AGENT, FLOOR, LOCK, LOOSE, NOTHING
 from marl_pool.envs.boxworld.env import BoxWorld
 from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.envs.drawing.canvas import opencv
-from marl_pool.envs.particles.physics import POSITION, ParticleEnv
+from marl_pool.envs.particles.physics import ParticleEnv
 from marl_pool.tokens import Tokens
 
 PUSH = 6.0
@@ -103,7 +103,11 @@ class ParticleScene(Scene[ParticleEnv]):
 
     @override
     def state(self, env: ParticleEnv) -> dict[str, Any]:
-        return {"state": rounded(env.state[0]), "goals": rounded(env.goals()[0])}
+        return {
+            "state": rounded(env.state[0]),
+            "present": env.present[0].int().tolist(),
+            "goals": rounded(env.goals()[0]),
+        }
 
     @override
     def entities(self, env: ParticleEnv, group: str) -> Tensor:
@@ -111,10 +115,8 @@ class ParticleScene(Scene[ParticleEnv]):
 
     @override
     def places(self, env: ParticleEnv, tokens: Tokens, agent: int) -> list[Any]:
-        group = next(iter(env.groups))
-        position = env.state[0, env.token_entities(group)[agent, 0], :2]
-        relative = tokens.features[0, agent][:, list(POSITION)]
-        return rounded(position + env.feature_scale * relative)
+        seen, group = tokens.at((0, agent)), next(iter(env.groups))
+        return rounded(env.perceived_places(seen, 0, group=group, agent=agent))
 
     @override
     def move(self, env: ParticleEnv, entity: int, x: float, y: float) -> None:
@@ -215,5 +217,8 @@ def scene_of(env: BatchedEnv) -> Scene[Any]:
 
 
 def rounded(tensor: Tensor) -> list[Any]:
-    """Convert to lists of numbers with four decimals, enough for a page."""
-    return (tensor.double() * 1e4).round().div(1e4).tolist()
+    """Convert to lists of numbers with four decimals, enough for a page.
+
+    NaN, which environments may leave under padding and which JSON lacks, becomes 0.
+    """
+    return (tensor.double() * 1e4).round().div(1e4).nan_to_num().tolist()

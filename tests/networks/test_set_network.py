@@ -151,6 +151,14 @@ def test_without_a_seed_the_global_generator_decides() -> None:
     assert not torch.equal(networks[0], networks[2])
 
 
+def test_seeded_weights_leave_the_generators_of_gpus(monkeypatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    with seeded(1, "encoder"):
+        pass
+    assert not seeds
+
+
 def test_seeded_depends_on_the_seed_and_the_part_alone() -> None:
     def sample(seed: int | None, part: str) -> Tensor:
         with seeded(seed, part):

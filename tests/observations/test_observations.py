@@ -400,6 +400,23 @@ def test_only_present_observations_are_checked_against_their_bounds():
     assert misfit.place == (1, 2)
 
 
+def test_a_type_below_0_is_allowed_under_padding_alone():
+    kinds = spaces.Box(-1, 2, (4,), np.int64)
+    view = view_of(tokens_space(types=kinds))
+    arrays = view.arrays(1)
+    arrays["types"][0] = [0, 1, -1, -1]
+    arrays["padding"][0] = [0, 0, 1, 1]
+    everyone = np.ones(1, np.bool_)
+    assert view.misfit(arrays, everyone) is None
+    arrays["padding"][0, 2] = 0
+    misfit = view.misfit(arrays, everyone)
+    assert misfit is not None
+    assert misfit.message == (
+        "part 'types': expected numbers in [0, 2], where there is a token, got -1 "
+        "at [2]"
+    )
+
+
 # Options
 
 
@@ -418,6 +435,8 @@ WRONG_OPTIONS: list[tuple[spaces.Space, dict[str, Any], str]] = [
     (box(3), {"patch": 2}, "env.patch: expected null, since .* no image"),
     (box(4, 4, 3), {"presence": 0}, "env.presence: expected null"),
     (box(4, 4, 3), {"patch": 5}, "env.patch: expected at most 4, .* 4 x 4 .*got 5"),
+    (box(4, 4, 3), {"patch": -1}, "patch: expected .*, got -1"),
+    (box(4, 4, 3), {"patch": 0}, "patch: expected .*, got 0"),
     (box(4, 4), {"channels": "first"}, "env.channels: expected 'last'.*got 'first'"),
     (tokens_space(), {"padding": "zero_rows"}, "env.padding: expected null"),
     (

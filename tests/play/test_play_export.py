@@ -6,7 +6,9 @@ import pytest
 
 from helpers.paths import ROOT
 from helpers.played import pretrained_target, token_target
+from marl_pool.envs.particles.simple_centroid import SimpleCentroid
 from marl_pool.play.export import data_of, export, wrapped
+from marl_pool.pooling.basic import AvgPooling
 from marl_pool.utils.errors import InputError
 
 SCRIPT = str(ROOT / "scripts" / "refresh_demos.py")
@@ -49,6 +51,33 @@ def test_what_the_page_cannot_compute_is_refused(target, message, tmp_path):
     assert not path.exists()
 
 
+class Wind(SimpleCentroid):
+    """A world that the page does not have."""
+
+
+class Narrow(AvgPooling):
+    """A head that the page does not have."""
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (token_target({"name": f"{__name__}:Wind"}), "got Wind"),
+        (token_target({"name": "simple_centroid"}, name=f"{__name__}:Narrow"), "got N"),
+    ],
+)
+def test_a_subclass_of_what_the_page_has_is_refused(target, message, tmp_path):
+    with pytest.raises(InputError, match=f"--export: expected .*{message}"):
+        export({"a": target}, tmp_path / "demo.html")
+
+
+def test_options_are_checked_under_the_name_of_the_class_too(tmp_path):
+    name = f"{SimpleCentroid.__module__}:SimpleCentroid"
+    target = token_target({"name": name, "reward_power": 2.0})
+    with pytest.raises(InputError, match=r"--export: expected env.reward_power=0\.5"):
+        export({"a": target}, tmp_path / "demo.html")
+
+
 def test_an_export_does_not_replace_a_file(tmp_path):
     path = tmp_path / "demo.html"
     path.write_text("mine")
@@ -64,7 +93,7 @@ def test_an_export_does_not_replace_a_file(tmp_path):
         ("least_noise_offset", 0.5),
         ("signal_acceleration", 5.0),
         ("continuous_actions", False),
-        ("departures", [{"kind": "agent", "step": 5}]),
+        ("departures", [{"type": "signal", "step": 5}]),
     ],
 )
 def test_a_world_that_the_page_cannot_simulate_is_refused(option, value, tmp_path):

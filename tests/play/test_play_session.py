@@ -7,6 +7,7 @@ from marl_pool.evaluation.cases import play
 from marl_pool.perturbations import perturbation_names
 from marl_pool.play.episodes import HAND, ORDER, resized
 from marl_pool.play.messages import parse_message
+from marl_pool.play.scenes import rounded
 from marl_pool.play.session import Session
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.utils.errors import InputError
@@ -181,6 +182,36 @@ def test_a_moved_slider_keeps_the_random_numbers_of_the_actions(name):
 
     assert executed(0.5, 0.5, 0.5).equal(executed(0.5))
     assert not executed(0.5, 0.0, 0.0).equal(executed(0.5))
+
+
+@pytest.mark.parametrize(
+    "name", ["simple_centroid", "simple_tag", "mpev2_tag", "mpev2_spread"]
+)
+def test_unperturbed_tokens_are_perceived_where_the_entities_are(name):
+    session = Session({"a": token_target({"name": name})})
+    steps(session, 3)
+    moment = session.frame()["lanes"][0]["episode"]
+    tokens, state = moment["tokens"], moment["scene"]["state"]
+    shown = [i for i, padded in enumerate(tokens["padding"]) if not padded]
+    assert len(shown) > 3
+    for i in shown:
+        place = state[tokens["entity"][i]][:2]
+        assert tokens["places"][i] == pytest.approx(place, abs=2e-4)
+
+
+def test_a_page_is_told_who_is_there():
+    leaving = [{"type": "noise", "step": 2}]
+    session = Session({"a": token_target({**CENTROID, "departures": leaving})})
+    presence = []
+    for _ in range(2):
+        presence.append(session.frame()["lanes"][0]["episode"]["scene"]["present"])
+        steps(session, 2)
+    assert set(presence[0]) == {1}
+    assert set(presence[1]) == {0, 1}
+
+
+def test_numbers_that_json_lacks_are_zeros():
+    assert rounded(torch.tensor([[1.23456, torch.nan]])) == [[1.2346, 0.0]]
 
 
 @pytest.mark.parametrize("start", [0, 3])

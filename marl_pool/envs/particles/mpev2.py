@@ -19,7 +19,6 @@ from marl_pool.envs.drawing.canvas import (
     VERMILION,
     Color,
 )
-from marl_pool.envs.drawing.marks import Glyphs
 from marl_pool.envs.particles.physics import (
     DAMPING,
     DT,
@@ -273,15 +272,15 @@ class MPEv2(ParticleEnv):
         return {"agent": observed}
 
     @override
-    def glyphs(
-        self, tokens: Tokens, index: int, *, group: str, agent: int, size: int
-    ) -> Glyphs:
+    def perceived_places(
+        self, tokens: Tokens, index: int, *, group: str, agent: int
+    ) -> Tensor:
         is_self = (tokens.types == SELF_TYPE)[:, None]
         # The observer's own token holds an absolute position.
         features = tokens.features
         shift = torch.where(is_self, self.state[index, agent].to(features), 0)
         relative = tokens._replace(features=features - shift)
-        return super().glyphs(relative, index, group=group, agent=agent, size=size)
+        return super().perceived_places(relative, index, group=group, agent=agent)
 
     def distances(self, kind: str, other: str) -> Tensor:
         """Return distances ``(num_envs, n, m)``, infinite to absent entities."""

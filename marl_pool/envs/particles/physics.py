@@ -530,9 +530,8 @@ class ParticleEnv(BatchedEnv):
     ) -> Glyphs:
         entity = int(self.token_entities(group)[agent, 0])
         projection = Projection(self.extent, size)
-        # Positions are relative to the observer.
-        observer = self.state[index, entity, :2].double().cpu().numpy()
-        away = tokens.features[:, POSITION].double().nan_to_num().cpu().numpy()
+        observer = self.state[index, entity, :2].cpu().numpy()
+        places = self.perceived_places(tokens, index, group=group, agent=agent)
         kinds = {kind.kind: kind for kind in self.entities}
         kinds[self.type_names[SELF_TYPE]] = self.entities[entity]
         looks = [
@@ -540,12 +539,24 @@ class ParticleEnv(BatchedEnv):
             for number in tokens.types.tolist()
         ]
         return Glyphs(
-            places=projection.project(observer + away * self.feature_scale),
+            places=projection.project(places.cpu().numpy()),
             colors=[look.color for look in looks],
             radii=[max(MIN_RADIUS, projection.pixels(look.size)) for look in looks],
             letters=[""] * len(looks),
             observer=projection.project(observer),
         )
+
+    def perceived_places(
+        self, tokens: Tokens, index: int, *, group: str, agent: int
+    ) -> Tensor:
+        """Return where an agent perceives its tokens ``(N,)``: ``(N, 2)`` float64.
+
+        Features of tokens that are NaN count as 0.
+        """
+        entity = int(self.token_entities(group)[agent, 0])
+        # Positions are relative to the observer.
+        away = tokens.features[:, list(POSITION)].double().nan_to_num()
+        return self.state[index, entity, :2].double() + away * self.feature_scale
 
     def _find_contacts(self) -> tuple[Places, Places, Tensor] | None:
         """Return the pushed and the pushing entities, and the distances of contact."""
