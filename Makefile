@@ -26,7 +26,7 @@ TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 # Hundreds of processes of the tests import the package, and keep what the first compiles.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-ray test-sb3 test-benchmarl fast lint types imports quick slow sanitize coverage dist docs bench clean
+.PHONY: help demo test test-all test-ray test-sb3 test-benchmarl fast lint types imports quick slow sanitize coverage dist pages docs bench clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -126,6 +126,12 @@ dist: $(BIN)/.dev  ## Wheels with and without the kernel, and sdist, checked and
 	rm dist/*-linux_*.whl
 	$(BIN)/twine check --strict dist/*
 	for wheel in dist/*.whl; do $(BIN)/python scripts/try_wheel.py $$wheel || exit 1; done
+
+pages: $(BIN)/.dev  ## Write what is made of docstrings: tables, pages of environments, demos, the rooms
+	$(BIN)/python scripts/component_tables.py
+	$(BIN)/python scripts/env_pages.py
+	$(BIN)/python scripts/refresh_demos.py
+	$(BIN)/python scripts/rooms.py
 
 docs: $(BIN)/.dev  ## The site, in docs/_build; warnings are errors
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs docs/_build

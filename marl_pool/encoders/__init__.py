@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 ENCODERS = Registry(
     "encoder",
     {
-        "identity": "marl_pool.encoders.base:IdentityEncoder",
-        "learned_merging": "marl_pool.encoders.merging:LearnedMergingEncoder",
-        "lstm": "marl_pool.encoders.lstm:LSTMEncoder",
-        "set_linear": "marl_pool.encoders.swarm:SetLinearEncoder",
-        "set_transformer": "marl_pool.encoders.transformer:SetTransformerEncoder",
-        "swarm": "marl_pool.encoders.swarm:SwarmEncoder",
         "transformer": "marl_pool.encoders.transformer:TransformerEncoder",
+        "set_transformer": "marl_pool.encoders.transformer:SetTransformerEncoder",
+        "set_linear": "marl_pool.encoders.swarm:SetLinearEncoder",
+        "swarm": "marl_pool.encoders.swarm:SwarmEncoder",
+        "lstm": "marl_pool.encoders.lstm:LSTMEncoder",
+        "learned_merging": "marl_pool.encoders.merging:LearnedMergingEncoder",
+        "identity": "marl_pool.encoders.base:IdentityEncoder",
     },
 )
 

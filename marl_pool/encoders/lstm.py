@@ -15,7 +15,7 @@ from marl_pool.tokens import Mask
 
 
 class LSTMEncoder(Encoder):
-    """Bidirectional LSTM layers and a linear projection back to the width.
+    """Bidirectional LSTM layers and a projection back to the width: a baseline.
 
     Padded slots are skipped. Unsorted, it is a control that depends on the order. With
     vectors sorted by the first feature, then the second, it is permutation equivariant,
@@ -32,6 +32,8 @@ class LSTMEncoder(Encoder):
     """
 
     keeps_initial_weights = True
+
+    permutation_equivariant = False
 
     def __init__(
         self,

@@ -31,21 +31,22 @@ if TYPE_CHECKING:
 PERTURBATIONS = Registry(
     "perturbation",
     {
-        "action_noise": "marl_pool.perturbations.actions:ActionNoise",
-        "bias": "marl_pool.perturbations.readings:Bias",
-        "confuse": "marl_pool.perturbations.readings:Confuse",
-        "delay": "marl_pool.perturbations.readings:Delay",
-        "drop_actions": "marl_pool.perturbations.actions:DropActions",
-        "duplicate": "marl_pool.perturbations.membership:Duplicate",
         "freeze": "marl_pool.perturbations.readings:Freeze",
-        "inject": "marl_pool.perturbations.membership:Inject",
-        "jitter": "marl_pool.perturbations.readings:Jitter",
-        "occlude": "marl_pool.perturbations.membership:Occlude",
-        "rewire": "marl_pool.perturbations.order:Rewire",
+        "delay": "marl_pool.perturbations.readings:Delay",
+        "bias": "marl_pool.perturbations.readings:Bias",
         "scale": "marl_pool.perturbations.readings:Scale",
+        "jitter": "marl_pool.perturbations.readings:Jitter",
+        "rewire": "marl_pool.perturbations.order:Rewire",
+        "confuse": "marl_pool.perturbations.readings:Confuse",
+        "occlude": "marl_pool.perturbations.membership:Occlude",
+        "duplicate": "marl_pool.perturbations.membership:Duplicate",
+        "inject": "marl_pool.perturbations.membership:Inject",
         "shuffle": "marl_pool.perturbations.order:Shuffle",
+        "action_noise": "marl_pool.perturbations.actions:ActionNoise",
+        "drop_actions": "marl_pool.perturbations.actions:DropActions",
     },
 )
+"""In the order in which `marl-pool play` chains them; shuffle moves added tokens."""
 
 CONTEXT = (
     "has_self",

@@ -9,9 +9,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
+from marl_pool.options.names import resolve
 from marl_pool.options.types import NonNegativeFloat, PositiveInt, Severity
+from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.perturbations.base import (
     ActionSpace,
+    Perturbation,
     PerturbationState,
     SampledPerturbation,
 )
@@ -99,6 +102,16 @@ class ActionPerturbation(SampledPerturbation):
                 f"perturbation {type(self).__name__!r}: expected change() to return "
                 f"{expected}, got {got}"
             )
+
+
+def changes_actions(name: str) -> bool:
+    """Return whether a perturbation, a name or ``package.module:Class``, is of actions.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    cls = resolve(name, PERTURBATIONS, "perturbation", Perturbation)
+    return issubclass(cls, ActionPerturbation)
 
 
 @dataclass(kw_only=True, eq=False)

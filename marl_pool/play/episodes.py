@@ -11,6 +11,8 @@ from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.target import EvaluationTarget
+from marl_pool.perturbations import PERTURBATIONS
+from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import ActionSpace, Perturbation, PerturbationState
 from marl_pool.policies.base import Policy, State
 from marl_pool.rollout import Rollout
@@ -19,23 +21,7 @@ from marl_pool.trajectory import Transition
 from marl_pool.utils.randomness import Purpose, stream_keys
 
 HAND = "hand"
-OF_ACTIONS = ("action_noise", "drop_actions")
-"""Perturbations of actions; a dropped action repeats the last one executed."""
-ORDER = (
-    HAND,
-    "freeze",
-    "delay",
-    "bias",
-    "scale",
-    "jitter",
-    "rewire",
-    "confuse",
-    "occlude",
-    "duplicate",
-    "inject",
-    "shuffle",
-    *OF_ACTIONS,
-)
+ORDER = (HAND, *PERTURBATIONS)
 """Order of the chain; shuffle is the last on tokens, so that it moves added ones."""
 ONGOING = ("steps", "executed")
 """Entries of the chain's state from which perturbations of actions continue."""
@@ -159,7 +145,7 @@ class LivePerturbation(Perturbation):
                     Purpose.PERTURBATION,
                 )
                 part_state = part.start(tokens, keys) | {"size": size}
-                if part_name in OF_ACTIONS:
+                if isinstance(part, ActionPerturbation):
                     # Continue at this step of the episode, with the action to repeat.
                     part_state |= {k: v for k, v in common.items() if k in ONGOING}
                     if tokens.action_mask is not None:

@@ -13,16 +13,11 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.target import EvaluationTarget, misfit
+from marl_pool.perturbations.actions import changes_actions
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.membership import Inject
 from marl_pool.play import messages
-from marl_pool.play.episodes import (
-    OF_ACTIONS,
-    ORDER,
-    Lane,
-    LiveEpisode,
-    LivePerturbation,
-)
+from marl_pool.play.episodes import ORDER, Lane, LiveEpisode, LivePerturbation
 from marl_pool.play.scenes import rounded, scene_of
 from marl_pool.policies.base import head_name
 from marl_pool.tokens import SELF_TYPE, Tokens
@@ -91,7 +86,7 @@ class Session:
                 {
                     "name": name,
                     "unfit": self.unfit.get(name, ""),
-                    "of": "actions" if name in OF_ACTIONS else "tokens",
+                    "of": "actions" if changes_actions(name) else "tokens",
                 }
                 for name in ORDER[1:]
             ],

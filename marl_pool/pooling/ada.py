@@ -20,7 +20,7 @@ Query = Literal["self", "mean", "learned"] | list[SizeOrZero]
 
 
 class AdaPooling(Pooling):
-    r"""Cross-attention from a single query to the set.
+    r"""Attention from one query: self, the mean, a learned one, or given positions.
 
     .. math::
         y = [x_q +]\; W_O\, \mathrm{concat}_h \sum_{i=1}^N w_i^h\, x_i W_V^h, \qquad

@@ -96,7 +96,7 @@ class SumPooling(Pooling):
 
 
 class PowerMeanPooling(Pooling):
-    r"""Power mean (GeM) of each feature, measured from the smallest one.
+    r"""Power mean (GeM) of each feature, with a learned exponent from mean to maximum.
 
     .. math::
         y = m + \left(\frac{1}{N} \sum_{i=1}^N (x_i - m)^p\right)^{1/p}, \qquad

@@ -10,7 +10,7 @@ from marl_pool.tokens import Mask, Types
 
 
 class LSTMPooling(Pooling):
-    r"""Last hidden state of an LSTM that reads the vectors in order.
+    r"""Last hidden state of an LSTM that reads the vectors in order: a control.
 
     .. math::
         (i, f, o, u) = W x_t + R h_{t-1} + b, \qquad

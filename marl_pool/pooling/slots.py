@@ -42,7 +42,7 @@ class SlotPooling(Pooling):
 
 
 class FlattenPooling(SlotPooling):
-    r"""Linear projection of the concatenated vectors.
+    r"""Linear projection of the concatenated vectors: a control that sees their order.
 
     .. math::
         y = W [x_1; \dots; x_N] + b

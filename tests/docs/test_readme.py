@@ -10,7 +10,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 
-import perturbation_table
+import component_tables
 import pytest
 import yaml
 
@@ -19,7 +19,6 @@ from marl_pool.cli import arguments
 from marl_pool.cli.help import HELP
 from marl_pool.cli.main import main
 from marl_pool.config import compose, plan_search, plan_sweep
-from marl_pool.config.sections import GROUPS
 from marl_pool.envs import make_batched_env
 from marl_pool.policies import make_policy
 from marl_pool.policies.export import SUFFIXES
@@ -213,20 +212,10 @@ def test_its_extras_exist():
     assert {extra for group in mentions for extra in group.split(",")} <= set(extras)
 
 
-@pytest.mark.parametrize("kind", ["pooling", "encoder"])
-def test_its_tables_name_all_that_is_registered(kind):
-    table = README[README.index(f"| `{kind}=`") :].partition("\n\n")[0]
-    names = re.findall(r"^\| `(\w+)` \|", table, re.M)
-    registered = GROUPS[kind].names().keys()
-    missing, leftovers = registered - {*names}, {*names} - registered
-    assert not missing, f"add {', '.join(sorted(missing))} to docs/layers.md"
-    assert not leftovers, f"remove {', '.join(sorted(leftovers))} from docs/layers.md"
-    assert len(names) == len({*names})
-
-
-def test_the_table_of_perturbations_is_what_the_docstrings_say():
-    run = "run python scripts/perturbation_table.py"
-    assert perturbation_table.table() in README, run
+@pytest.mark.parametrize("kind", component_tables.PAGES)
+def test_its_tables_are_what_the_docstrings_say(kind):
+    run = "run python scripts/component_tables.py"
+    assert component_tables.table(kind) in README, run
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

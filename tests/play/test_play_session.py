@@ -4,8 +4,7 @@ import torch
 from helpers.played import pretrained_target, tell, token_target
 from helpers.tables import yaml_cases
 from marl_pool.evaluation.cases import play
-from marl_pool.perturbations import perturbation_names
-from marl_pool.play.episodes import HAND, ORDER, resized
+from marl_pool.play.episodes import resized
 from marl_pool.play.messages import parse_message
 from marl_pool.play.scenes import rounded
 from marl_pool.play.session import Session
@@ -19,10 +18,6 @@ BOXES = {"name": "boxworld", "observation": "entities"}
 def steps(session, count):
     for _ in range(count):
         session.step()
-
-
-def test_every_perturbation_has_a_slider():
-    assert {*ORDER} - {HAND} == {*perturbation_names()}
 
 
 def parted_steps(session):

@@ -12,10 +12,9 @@ from typing_extensions import override
 
 from marl_pool.envs.description import describe_env
 from marl_pool.files.atomic import new_folder, write_json
-from marl_pool.options.names import resolve
 from marl_pool.perturbations import PERTURBATIONS
-from marl_pool.perturbations.actions import ActionPerturbation
-from marl_pool.perturbations.base import Perturbation, validate_no_ramp
+from marl_pool.perturbations.actions import changes_actions
+from marl_pool.perturbations.base import validate_no_ramp
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.rollout import Rollout
@@ -77,8 +76,8 @@ def _validate(config: CloneConfig) -> None:
         )
     if config.teacher is None:
         raise InputError("teacher: expected a policy to clone, got null")
-    if perturbation.name != "none" and _acts(perturbation.name):
-        fitting = [name for name in PERTURBATIONS if not _acts(name)]
+    if perturbation.name != "none" and changes_actions(perturbation.name):
+        fitting = [name for name in PERTURBATIONS if not changes_actions(name)]
         raise InputError(
             f"perturbation: expected a perturbation of tokens ({', '.join(fitting)}), "
             f"since learning from samples executes no actions, got {perturbation.name}"
@@ -98,11 +97,6 @@ def _validate(config: CloneConfig) -> None:
             "perturbation.severity: expected a fraction of hidden tokens in [0, 1), "
             f"got {largest:g}"
         )
-
-
-def _acts(name: str) -> bool:
-    cls = resolve(name, PERTURBATIONS, "perturbation", Perturbation)
-    return issubclass(cls, ActionPerturbation)
 
 
 class CloningMethod(TrainingMethod):
