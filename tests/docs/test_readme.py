@@ -3,17 +3,18 @@
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
+from argparse import Namespace
 from collections.abc import Sequence
 
 import component_tables
 import pytest
 import yaml
 
+from helpers.pages import blocks, commands
 from helpers.paths import ROOT
 from marl_pool.cli import arguments
 from marl_pool.cli.help import HELP
@@ -50,19 +51,6 @@ TRAINING = {
 SMALL = ("env.max_steps=2", "env.num_noise=1", "encoder.num_layers=1")
 
 
-def blocks(language: str) -> list[str]:
-    """The fenced blocks of the README in that language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
-
-
-def commands(program: str) -> list[list[str]]:
-    """The distinct commands of the README, in code blocks and between backticks."""
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
-    lines += re.findall(r"`([^`\n]+)`", README)
-    split = dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in lines)
-    return [[*words[1:]] for words in split if words[:1] == (program,)]
-
-
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
     """The folder of a reader of the README, with its modules and trained runs.
@@ -73,7 +61,7 @@ def template(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         patch.syspath_prepend(path)
-        for block in blocks("python"):
+        for block in blocks(README, "python"):
             if match := re.match(r"# (\w+)\.py\n", block):
                 (path / f"{match[1]}.py").write_text(block, encoding="utf-8")
         untrained("runs/demo")
@@ -113,9 +101,9 @@ def untrained(path: str, *overrides: str, small: Sequence[str] = SMALL) -> None:
 
 
 def test_it_shows_code_and_commands():
-    assert len(blocks("python")) >= 4
-    assert {words[0] for words in commands("marl-pool")} >= set(HELP)
-    assert {words[0] for words in commands("make")} >= {"demo", "test"}
+    assert len(blocks(README, "python")) >= 4
+    assert {words[0] for words in commands(README, "marl-pool")} >= set(HELP)
+    assert {words[0] for words in commands(README, "make")} >= {"demo", "test"}
 
 
 def quick_and_slow(sources: list[str]) -> list[object]:
@@ -127,27 +115,38 @@ def quick_and_slow(sources: list[str]) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("number", quick_and_slow(blocks("python")))
+@pytest.mark.parametrize("number", quick_and_slow(blocks(README, "python")))
 def test_its_python_runs(folder, number):
-    source = blocks("python")[number]
+    source = blocks(README, "python")[number]
     for long, short in TRAINING.items():
         source = source.replace(long, short)
     exec(compile(source, f"block {number}", "exec"), {})
 
 
 def test_every_wait_that_is_shortened_is_there():
-    assert all(any(long in source for source in blocks("python")) for long in TRAINING)
+    assert all(
+        any(long in source for source in blocks(README, "python")) for long in TRAINING
+    )
 
 
-@pytest.mark.parametrize("words", commands("marl-pool"), ids=" ".join)
+TRAINED = (*JOBS, "sweep")
+
+
+def plan_training(namespace: Namespace, overrides: list[str]) -> None:
+    """Compose a training, or all runs of a sweep."""
+    if namespace.verb in JOBS:
+        compose(namespace.verb, overrides)
+    else:
+        plan = plan_search if namespace.search else plan_sweep
+        assert plan(overrides, None, namespace.trained_by).examples
+
+
+@pytest.mark.parametrize("words", commands(README, "marl-pool"), ids=" ".join)
 def test_its_commands_are_understood(folder, words):
     with contextlib.suppress(SystemExit):  # --help
         namespace, overrides = arguments.parse(words)
-        if namespace.verb in JOBS:
-            compose(namespace.verb, overrides)
-        elif namespace.verb == "sweep":
-            plan = plan_search if namespace.search else plan_sweep
-            assert plan(overrides, None, namespace.trained_by).examples
+        if namespace.verb in TRAINED:
+            plan_training(namespace, overrides)
         elif namespace.verb == "resume":
             allowed = {key for job in JOBS.values() for key in job.controls}
             assert {text.partition("=")[0] for text in overrides} <= allowed
@@ -182,7 +181,29 @@ def test_its_commands_are_understood(folder, words):
             assert list(folder.rglob("*.csv")) or list(folder.rglob("*.web[mp]"))
 
 
-@pytest.mark.parametrize("words", commands("make"), ids=" ".join)
+OTHER_PAGES = "\n".join(
+    path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+    if str(path.relative_to(ROOT)) not in PAGES
+)
+UNSPECIFIED = re.compile(r"\$\w|=[A-Z]+$|=(my|custom)_\w+:|=pettingzoo$")
+"""Words that a reader replaces, or whose module the reader writes."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        words
+        for words in commands(OTHER_PAGES, "marl-pool")
+        if words[0] in TRAINED and not any(map(UNSPECIFIED.search, words))
+    ],
+    ids=" ".join,
+)
+def test_the_trainings_of_all_other_pages_are_understood(words):
+    plan_training(*arguments.parse(words))
+
+
+@pytest.mark.parametrize("words", commands(README, "make"), ids=" ".join)
 def test_its_make_verbs_and_variables_exist(words):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for word in words:
