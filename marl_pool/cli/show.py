@@ -1,5 +1,6 @@
 """Verbs that describe runs on disk: show and ls."""
 
+import operator
 from argparse import Namespace
 from datetime import datetime
 from pathlib import Path
@@ -96,7 +97,8 @@ def _progress(run: "Run") -> tuple[int, int, str]:
         return 0, 0, ""
     job = JOBS[run.verb]
     try:
-        return job.logged(run), job.total(config_of(run)), job.unit
+        # An edited total may be text, such as 5e6 in YAML.
+        return job.logged(run), operator.index(job.total(config_of(run))), job.unit
     except (TypeError, KeyError, AttributeError) as error:  # of another version
         raise InputError(f"{run.path}: its configuration is not complete") from error
 

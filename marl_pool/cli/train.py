@@ -217,12 +217,16 @@ def _validate_same_network(
 
 def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
     from marl_pool.config import parse, plan_grid, plan_space
+    from marl_pool.config.grid import validate_free, validate_of_grid
     from marl_pool.training.jobs import JOBS
 
     _validate_keys((*JOBS[sweep.verb].controls, "sweep"), overrides)
     swept = {*sweep.grid, *(sweep.space or ())}
     for key in {parse(text).key for text in overrides} & swept:
         raise InputError(f"{key}: it is swept; for other values start a new sweep")
+    validate_free(overrides)
+    for text in overrides if sweep.space is None else ():
+        validate_of_grid(parse(text).key)
     sweep.overrides += overrides
     arguments = sweep.overrides, sweep.config_dir, sweep.verb
     if sweep.space is None:
@@ -250,7 +254,9 @@ def _unfinished(run: "Run", config: "RunConfig") -> int:
     """Return the exit status that tells a job whether to try again."""
     from marl_pool.training.jobs import is_finished
 
-    return 0 if is_finished(run, config) else UNFINISHED
+    # Without a limit only a callback ends a run early, and for good.
+    ended = config.time_limit is None or is_finished(run, config)
+    return 0 if ended else UNFINISHED
 
 
 def _run_training(run: "Run", config: "RunConfig") -> int:

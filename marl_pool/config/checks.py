@@ -182,9 +182,8 @@ def check_group(
                 "is the key of the class, got the option 'name'"
             )
     elif values:
-        raise InputError(
-            f"{join(where, min(values))}: expected no options with {where}={name}"
-        )
+        key = join(where, min(map(str, values)))
+        raise InputError(f"{key}: expected no options with {where}={name}")
     # Check the options that are groups themselves; a name alone stands for its default.
     for part in group.parts:
         if isinstance(values.get(part), str):

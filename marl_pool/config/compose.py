@@ -206,7 +206,7 @@ def assign(config: Mapping[str, Any], overrides: Sequence[str | Override]) -> Co
             section = section.setdefault(parent, {})
             if not isinstance(section, dict):
                 raise InputError(f"{override.key}: {parent} has no keys")
-        section[last] = override.value
+        _merge(section, {last: override.value})
     return changed
 
 

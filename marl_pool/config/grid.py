@@ -66,11 +66,10 @@ def plan_sweep(
     """
     fixed, swept = _split(overrides, is_search=False)
     for key in (*swept, *(parse(text).key for text in fixed)):
-        if key in SEARCH_ONLY:
-            raise InputError(f"{key}: expected --search, got a grid")
+        validate_of_grid(key)
     composed = compose_only(STUDIES[verb], fixed, config_dir)
     grid = _whole_grid(composed, fixed, swept, verb)
-    _validate_free(fixed, grid)
+    validate_free(fixed, grid)
     fixed = [text for text in fixed if parse(text).key not in grid]
     return plan_grid(grid, fixed, config_dir, verb)
 
@@ -120,7 +119,7 @@ def plan_search(
     """
     fixed, space = _split(overrides, is_search=True)
     _validate_space(space)
-    _validate_free(fixed, space)
+    validate_free(fixed, space)
     if grid := compose_only(STUDIES[verb], fixed, config_dir)["grid"]:
         raise InputError(f"grid: expected none with --search, got {show(grid)}")
     if not space:
@@ -181,7 +180,13 @@ def _composer(
     return settings, make
 
 
-def _validate_free(fixed: Sequence[str], swept: Iterable[str]) -> None:
+def validate_of_grid(key: str) -> None:
+    """Reject a key that only a search has."""
+    if key in SEARCH_ONLY:
+        raise InputError(f"{key}: expected --search, got a grid")
+
+
+def validate_free(fixed: Sequence[str], swept: Iterable[str] = ()) -> None:
     """Reject keys that are not free, since the sweep sets them."""
     for key in (*swept, *(parse(text).key for text in fixed)):
         if key in SET_BY:
@@ -264,6 +269,8 @@ def _whole_grid(
     replacements: Grid = {key: single[key] for key in grid if key in single}
     full_grid: Grid = {**grid, **replacements, **swept}
     for key, values in full_grid.items():
+        if not isinstance(key, str):
+            raise InputError(f"grid: expected keys such as pooling, got {show(key)}")
         if not isinstance(values, list) or not values:
             raise InputError(
                 f"grid.{key}: expected a list of at least one value, got {show(values)}"

@@ -57,6 +57,8 @@ def files_of(group: str, config_dir: Path | None = None) -> dict[str, Path]:
     if config_dir is not None:
         folder = config_dir / group
         for file in sorted(folder.rglob("*.yaml")):
+            if file.name.startswith("."):
+                continue  # an editor's lock or backup
             options[file.relative_to(folder).with_suffix("").as_posix()] = file
     return options
 

@@ -1,7 +1,7 @@
 """Policies from any function of observations, or model with ``predict``."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Lock
 from typing import Any, Protocol
 
@@ -108,7 +108,10 @@ class CallablePolicy(Policy):
         explore: bool = False,
     ) -> Decision:
         flat = tokens.flatten_batch()
-        columns = {name: column.cpu().numpy() for name, column in flat.columns.items()}
+        # The function may edit what it gets.
+        columns = {
+            name: column.cpu().numpy().copy() for name, column in flat.columns.items()
+        }
         view, mask = self.group.view, columns.get(MASK)
         observation = columns if view is None else view.observations(flat)
         shape, device = tokens.batch_shape, tokens.types.device
@@ -125,7 +128,7 @@ class CallablePolicy(Policy):
                     f"{tokens.num_tokens}: {one_line(error)}"
                 ) from error
             # Copy before the next call: the function may fill the same array again.
-            valid_actions = self._checked(actions, shape.numel())
+            valid_actions = self._checked(actions, shape.numel(), tokens.num_tokens)
         if mask is not None:
             _validate_allowed(valid_actions, mask, self.group.actions)
         # A function has neither log-probabilities nor values.
@@ -148,7 +151,7 @@ class CallablePolicy(Policy):
             return "the observation space cannot say that a token is absent"
         return ""
 
-    def _checked(self, output: ArrayLike, count: int) -> np.ndarray:
+    def _checked(self, output: ArrayLike, count: int, num_tokens: int) -> np.ndarray:
         """Return ``count`` actions in the dtype of the action space."""
         # Accept nested lists as well as arrays.
         try:
@@ -170,7 +173,9 @@ class CallablePolicy(Policy):
             raise InputError(f"policy: expected actions of {kind} dtype, got {dtype}")
         if not np.isfinite(actions).all():
             raise InputError("policy: expected finite actions, got NaN or infinity")
-        _validate_choices(actions, spec)
+        # A token that a perturbation added can be selected, too.
+        sizes = (spec.num_fixed + num_tokens,) if spec.selects else spec.sizes
+        _validate_choices(actions, spec, sizes)
         return actions.astype(np.int64 if spec.integral else np.float32)
 
 
@@ -250,15 +255,17 @@ def _choices(actions: np.ndarray, spec: ActionSpec) -> np.ndarray:
     return rows[:, : len(spec.sizes)]
 
 
-def _validate_choices(actions: np.ndarray, spec: ActionSpec) -> None:
+def _validate_choices(
+    actions: np.ndarray, spec: ActionSpec, sizes: Sequence[int]
+) -> None:
     """Raise InputError for choices out of range or between options."""
     choices = _choices(actions, spec)
-    inside = (choices >= 0) & (choices < spec.sizes) & (choices == choices // 1)
+    inside = (choices >= 0) & (choices < sizes) & (choices == choices // 1)
     if not inside.all():
         row, number = np.argwhere(~inside)[0]
         prefix = "" if spec.discrete else f"choice {number}: "
         raise InputError(
-            f"policy: row {row}: {prefix}expected 0 to {spec.sizes[number] - 1}, got "
+            f"policy: row {row}: {prefix}expected 0 to {sizes[number] - 1}, got "
             f"{choices[row, number]}"
         )
 

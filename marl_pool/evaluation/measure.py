@@ -35,6 +35,7 @@ from marl_pool.evaluation.statistics.intervals import (
     paired_drop,
 )
 from marl_pool.evaluation.statistics.scores import scored, severity_aucs
+from marl_pool.perturbations.turns import steps_of_agents
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import UnfitTokensError
 
@@ -136,7 +137,7 @@ def measure(
     # Listing the cases builds every perturbation before any episode is played.
     env = make_env()
     cases = cases_of(policies, perturbations, transfers, env)
-    nothing, max_steps = np.full(env.num_envs, np.nan), env.max_steps
+    nothing, steps = np.full(env.num_envs, np.nan), steps_of_agents(env)
     # A simulator costs more memory than a second thread is worth.
     workers = 1 if env.simulated else workers
     del env
@@ -159,7 +160,7 @@ def measure(
     cases = _with_float32(cases, policies)
 
     # Play them; drops are paired with the clean returns of the same precision.
-    ends = {case.end for case in cases if case.end and case.end < max_steps}
+    ends = {case.end for case in cases if case.end and case.end < steps}
     jobs = [partial(_play_case, case, make_env, ends, worst_of) for case in cases]
     episodes = list(_play_all(jobs, workers, on_progress))
     clean = {

@@ -188,13 +188,15 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
     names = [curve.name for panel in panels for curve in panel.curves]
     # Baselines differ between groups, but all panels share the lines.
     baselines = [r for r in trained_rows if r.policy != TRAINED and len(groups) == 1]
+    # With the same baselines for sampled actions, those are named so.
+    lines = {f"{row.policy_label}, clean": row.mean for row in baselines}
     figure = draw_panels(
         panels,
         figures.line_styles(list(dict.fromkeys(names))),
         xlabel="severity",
         ylabel="mean return",
         columns=4,
-        lines={f"{row.policy}, clean": row.mean for row in baselines},
+        lines=lines,
     )
     figure.suptitle(f"{printable(title)}; bands: 95 % over episodes, {ONLY}")
     figures.save_png(figure, path)

@@ -29,6 +29,8 @@ YAML_NODES = 50_000
 """Keys, values and list entries, with all aliases written out."""
 YAML_DEPTH = 100
 """Nested mappings and lists."""
+NPZ_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+"""How NumPy compresses arrays."""
 ARRAY_BYTES = 1 << 30
 """Bytes of all arrays in a file, unpacked."""
 TOO_DEEP = f"expected at most {YAML_DEPTH} levels of nesting, got more"
@@ -182,7 +184,11 @@ def read_npz(file: Path, max_bytes: int = ARRAY_BYTES) -> "dict[str, np.ndarray]
     try:
         with zipfile.ZipFile(file) as archive:
             # zipfile reads no more of a member than the size that it claims.
-            names = {member.filename: member.file_size for member in archive.infolist()}
+            members = archive.infolist()
+            # NumPy writes no other; those of LZMA and bzip2 raise errors of their own.
+            if {member.compress_type for member in members} - NPZ_METHODS:
+                raise ValueError(f"{file} is damaged: compressed as NumPy never does")
+            names = {member.filename: member.file_size for member in members}
             if sum(names.values()) > max_bytes:
                 raise InputError(
                     f"{file}: expected at most {max_bytes:,} bytes unpacked, got more"

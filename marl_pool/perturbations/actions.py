@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from typing_extensions import override
 
 from marl_pool.options.names import resolve
-from marl_pool.options.types import NonNegativeFloat, PositiveInt, Severity
+from marl_pool.options.types import Episodes, NonNegativeFloat, Severity
 from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.perturbations.base import (
     ActionSpace,
@@ -37,7 +37,7 @@ class ActionPerturbation(SampledPerturbation):
         every: steps for which random numbers are held, or None for a whole episode.
     """
 
-    every: PositiveInt | None = 1
+    every: Episodes | None = 1
 
     @abstractmethod
     def change(
@@ -70,7 +70,8 @@ class ActionPerturbation(SampledPerturbation):
     def __call__(
         self, tokens: Tokens, state: PerturbationState
     ) -> tuple[Tokens, PerturbationState]:
-        state = {**state, "steps": state["steps"] + 1}
+        present = ~tokens.padding.all(-1)
+        state = {**state, "steps": state["steps"] + 1, "present": present}
         if tokens.action_mask is not None:
             state["allowed"] = tokens.action_mask
         return tokens, state
@@ -93,7 +94,12 @@ class ActionPerturbation(SampledPerturbation):
         if affected is not None:
             perturbed = perturbed & affected
         executed = torch.where(like(perturbed, actions), changed, actions)
-        return executed, {**state, "executed": executed}
+        done = executed
+        if "present" in state:
+            # What an agent does before it arrives is nothing to repeat.
+            nothing = spec.clip(torch.zeros_like(executed))
+            done = torch.where(like(state["present"], executed), executed, nothing)
+        return executed, {**state, "executed": done}
 
     def _validate_changed(self, changed: object, actions: Tensor) -> None:
         expected, got = form_of(actions), form_of(changed)

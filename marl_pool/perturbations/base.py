@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.options.types import NonNegativeInt, PositiveInt, Severity
+from marl_pool.options.types import Episodes, NonNegativeInt, PositiveInt, Severity
 from marl_pool.perturbations.perception import Perception
 from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.policies.actions import ActionSpec
@@ -243,9 +243,9 @@ class SampledPerturbation(Perturbation):
         groups: names of the perturbed groups of agents, or None for all.
     """
 
-    every: PositiveInt | None = None
+    every: Episodes | None = None
     onset: NonNegativeInt = 0
-    end: PositiveInt | None = None
+    end: Episodes | None = None
     agents: list[NonNegativeInt] | None = None
     groups: list[str] | None = None
 
@@ -279,7 +279,14 @@ class SampledPerturbation(Perturbation):
                 f"perturbation.groups: expected some of {', '.join(groups)}, "
                 f"got {', '.join(sorted(unknown))}"
             )
-        fewest = min(count for name, count in groups.items() if self.covers(name))
+        counts = [count for name, count in groups.items() if self.covers(name)]
+        if not counts:
+            names = ", ".join(sorted(self.made_for))
+            raise UnfitTokensError(
+                f"perturbation.groups: expected some of {names}, got "
+                f"{', '.join(self.groups or ())}"
+            )
+        fewest = min(counts)
         if self.agents is not None and max(self.agents) >= fewest:
             raise UnfitTokensError(
                 f"perturbation.agents: expected indices below {fewest}, the number of "

@@ -295,8 +295,8 @@ class Inject(SampledPerturbation):
             candidates = present & (tokens.types == SELF_TYPE)
         else:
             alike = present & (tokens.types == self.type_index)
-            not_self = present & (tokens.types != SELF_TYPE)
-            candidates = torch.where(alike.any(-1, keepdim=True), alike, not_self)
+            others = present & ((tokens.types != SELF_TYPE) | (not self.has_self))
+            candidates = torch.where(alike.any(-1, keepdim=True), alike, others)
         # Sort them to the front, and index among them.
         first = (~candidates).byte().argsort(dim=-1, stable=True)
         number = candidates.sum(-1, keepdim=True)

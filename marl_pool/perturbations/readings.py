@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.options.types import (
+    Episodes,
     NonNegativeFloat,
     PositiveInt,
     Severity,
@@ -147,7 +148,7 @@ class Jitter(Bias):
     """Add Gaussian noise, new at every step, to each feature: an imprecise sensor."""
 
     label: ClassVar[str] = "jittered"
-    every: PositiveInt | None = 1
+    every: Episodes | None = 1
 
 
 @dataclass(kw_only=True, eq=False)

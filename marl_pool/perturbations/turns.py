@@ -35,9 +35,13 @@ def validate_fits(
     """Raise UnfitTokensError if a perturbation's options do not fit an environment."""
     validate_constructed(perturbation)
     counts = {name: group.num_agents for name, group in env.groups.items()}
-    # The largest number of an agent's steps in an episode, with equal turns.
-    turns = sum(counts.values()) if env.turn_based else 1
-    validate_groups(perturbation, counts, math.ceil(env.max_steps / turns))
+    validate_groups(perturbation, counts, steps_of_agents(env))
+
+
+def steps_of_agents(env: "BatchedEnv | EnvDescription") -> int:
+    """Return the largest number of an agent's steps in an episode, with equal turns."""
+    agents = sum(group.num_agents for group in env.groups.values())
+    return math.ceil(env.max_steps / (agents if env.turn_based else 1))
 
 
 def validate_groups(

@@ -33,6 +33,8 @@ SINGLE = re.compile(
 """All other files of runs and sweeps; anything else in a mirror is not downloaded."""
 ASIDE = re.compile(r"((?:.*/)?)\.([^/]+)\.old/.+")
 """Old content of a folder that is being replaced."""
+LAST = ("results.json", "sweep.yaml", "config.yaml")
+"""Files that say that a fit is finished, and that a folder is a sweep or a run."""
 ATTEMPTS, PAUSE = 3, 1.0
 """Attempts of a transfer, and seconds before the second; later pauses are doubled."""
 SHOWN = 3
@@ -126,7 +128,7 @@ class Mirror:
                 existing = {name for name in names if OUTPUT.fullmatch(name)} & remote
                 if existing and only:
                     raise FileExistsError(f"there is another {min(existing)}")
-                for name in set(names) - existing:
+                for name in sorted(set(names) - existing, key=_single_order):
                     self._put(name)
             elif (self.folder / unit / MANIFEST).is_file():
                 self._put_unit(unit, remote)
@@ -213,18 +215,27 @@ class Mirror:
             if _unit(name) or _aside_of(name) or SINGLE.fullmatch(name)
         }
         self._unknown |= names - remote
+        # First the logs: an interrupted download may leave more rows than checkpoints,
+        # as training does. Without its configuration, a folder is not a run: fetch
+        # that last.
+        single = {name for name in remote if not (_unit(name) or _aside_of(name))}
+        last = {name for name in single if name.endswith(LAST)}
+        for name in sorted(single - last, key=_single_order):
+            self._get_single(name)
         units = {unit for name in remote if (unit := _unit(name) or _aside_of(name))}
         intact = [self._get_unit(unit, remote) for unit in sorted(units)]
         if exact:
             for unit in {_unit(name) for name in _states(self.folder)} - units - {""}:
                 atomic.discard(self.folder / unit)
-        # Without its configuration, a folder is not a run: fetch that last.
-        single = [name for name in remote if not (_unit(name) or _aside_of(name))]
-        for name in sorted(single, key=lambda name: name.endswith("config.yaml")):
-            if not (OUTPUT.fullmatch(name) and (self.folder / name).exists()):
-                self._get(name, self.folder / name)
-        self._sent |= _states(self.folder)
+        for name in sorted(last, key=_single_order):
+            self._get_single(name)
+        states = _states(self.folder)
+        self._sent |= {name: states[name] for name in states.keys() & remote}
         return all(intact)
+
+    def _get_single(self, name: str) -> None:
+        if not (OUTPUT.fullmatch(name) and (self.folder / name).exists()):
+            self._get(name, self.folder / name)
 
     def _get_unit(self, unit: str, remote: Collection[str]) -> bool:
         """Download one folder; return False if it is damaged."""
@@ -354,6 +365,12 @@ def _aside_of(name: str) -> str:
     # A stranger's mirror may hold other names, such as `evaluation/...old/`.
     hidden = "/." in f"/{unit}"
     return unit if not hidden and _unit(f"{unit}/{MANIFEST}") == unit else ""
+
+
+def _single_order(name: str) -> tuple[int, bool, str]:
+    """Sort files of no folder such that none says more than those before it hold."""
+    ends = [number for number, end in enumerate(LAST, 1) if name.endswith(end)]
+    return sum(ends), name.endswith(MANIFEST), name
 
 
 def _order(unit: str) -> tuple[bool, bool, str]:

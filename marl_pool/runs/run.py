@@ -720,7 +720,8 @@ def default_path(config: Mapping[str, Any]) -> Path:
     ]
     parts = [config.get("env") or config["task"], *named_sections[:1]]
     label = "-".join(part["name"].rpartition(":")[2] for part in parts)
-    return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}-s{config['seed']}"
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{label}-s{config['seed']}"
+    return free(Path("runs") / name)
 
 
 def iteration_of(checkpoint: Path) -> int:

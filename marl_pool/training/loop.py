@@ -337,7 +337,8 @@ class TrainingLoop:
         seconds = self._seconds_left()
         late = self.has_stepped and seconds is not None and seconds <= 0
         stopping = self.stopping or late or self.ctrl_c.requested
-        self.stopping = stopping or self.should_stop()
+        # It reports the iteration, too, and so is asked in any case.
+        self.stopping = self.should_stop() or stopping
         return self.stopping
 
     def _is_late(self) -> bool:

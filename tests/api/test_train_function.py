@@ -158,6 +158,19 @@ def test_a_callback_gets_each_row_once_and_may_stop(monkeypatch, tmp_path):
     assert run.to_pandas()["env_steps"].tolist() == [16, 32, 48]
 
 
+def test_a_callback_gets_the_row_at_which_the_time_is_over(tmp_path):
+    rows = []
+    marl_pool.train(
+        *TINY[:3],
+        total_steps=100_000,
+        time_limit=0.001,
+        run_dir=tmp_path / "run",
+        on_iteration=lambda run, row: rows.append(row["iteration"]),
+    )
+    assert rows == [row["iteration"] for row in Run.open(tmp_path / "run").rows()]
+    assert rows
+
+
 def test_a_callback_must_be_callable(trained):
     with pytest.raises(InputError, match="on_iteration: expected .*, got 3"):
         marl_pool.train(on_iteration=3)

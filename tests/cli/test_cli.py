@@ -279,6 +279,10 @@ def test_the_same_command_starts_and_continues_a_run(capsys, provide, refused):
     assert cli.main(job) == 0
     assert "200 of 200 steps are done; nothing to do" in capsys.readouterr().out
     assert len(sessions) == 2
+    # A run without a limit that ends early was ended by a callback.
+    other = ["train", "--run-dir", "other", "--or-resume", "total_steps=1000"]
+    assert cli.main(other) == 0
+    assert Run.open("other").last_saved_iteration == 3
 
 
 def test_ctrl_c_ends_an_evaluation_with_status_130(capsys, provide, run_folder):

@@ -247,3 +247,10 @@ def test_a_run_without_a_finished_episode_has_no_infinite_return(finish, capsys)
         output = capsys.readouterr().out
         assert "short" in output
         assert "-inf" not in output
+
+
+def test_a_total_that_is_text_is_one_line_of_the_list(run, printed, refused):
+    path = run.path / CONFIG
+    path.write_text(path.read_text().replace("total_steps: 1000", "total_steps: 5e6"))
+    assert "its configuration is not complete" in printed("ls", "runs")
+    assert "its configuration is not complete" in refused("show", "runs/half")

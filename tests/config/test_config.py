@@ -672,6 +672,22 @@ def test_assign_changes_only_the_keys_given():
     assert changed == {**config, "total_steps": 5, "checkpoint": checkpoint}
 
 
+def test_an_editors_hidden_files_are_no_options(tmp_path):
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    (folder / ".#mine.yaml").symlink_to("user@host.1:2")
+    (folder / "mine.yaml").write_text("seed: 3\n")
+    with pytest.raises(InputError, match="Did you mean.*mine"):
+        compose("train", ["experiment=mien"], tmp_path)
+    assert compose("train", ["experiment=mine"], tmp_path)["seed"] == 3
+
+
+def test_assign_merges_a_mapping_as_a_new_run_does():
+    config = compose("train", ["checkpoint.keep=50"])
+    changed = assign(config, ["checkpoint={every: 5}"])
+    assert changed["checkpoint"] == {**config["checkpoint"], "every": 5}
+
+
 # Values
 
 

@@ -410,3 +410,15 @@ def test_an_archive_with_a_flipped_bit_is_read_or_refused(save, tmp_path):
         except (OSError, ValueError):
             refused += 1
     assert refused > len(whole)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_npz_that_numpy_would_not_write_is_damaged(tmp_path, method):
+    np.savez(tmp_path / "a.npz", x=np.zeros(3))
+    with (
+        zipfile.ZipFile(tmp_path / "a.npz") as source,
+        zipfile.ZipFile(tmp_path / "b.npz", "w", method) as target,
+    ):
+        target.writestr("x.npy", source.read("x.npy"))
+    with pytest.raises(ValueError, match="damaged: compressed as NumPy never does"):
+        read_npz(tmp_path / "b.npz")

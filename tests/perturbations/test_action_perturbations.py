@@ -315,3 +315,16 @@ def test_a_wrapped_env_executes_what_a_rollout_does():
         action = trajectory.actions[step, 0, 0].numpy()
         _, reward, *_ = wrapped.step(action)
         assert reward == pytest.approx(float(trajectory.rewards[step, 0, 0]), abs=1e-6)
+
+
+def test_an_agent_that_arrives_has_no_earlier_action_to_repeat():
+    perturbation = build("drop_actions", severity=1.0)
+    tokens, keys = make_tokens(0), torch.arange(1)
+    state = perturbation.start(tokens, keys)
+    space = DISCRETE
+    absent = tokens._replace(padding=torch.ones_like(tokens.padding))
+    ones = torch.ones(tokens.types.shape[:2], dtype=torch.int64)
+    for seen in (absent, tokens):
+        _, state = perturbation(seen, state)
+        executed, state = perturbation.act(ones, state, space)
+    assert executed.eq(0).all()

@@ -244,6 +244,41 @@ def test_whenever_an_upload_ends_the_mirror_is_intact(run, url, tmp_path):
     assert interrupted.list() == {*after}
 
 
+@pytest.mark.parametrize("transfer", ["_put", "_get"])
+def test_that_a_fit_is_finished_comes_after_its_networks(
+    run, url, tmp_path, monkeypatch, transfer
+):
+    (run / "networks").mkdir()
+    for name in ("networks/fold_0.safetensors", "networks/manifest.json"):
+        (run / name).write_text("{}")
+    (run / "results.json").write_text("{}")
+    names, original = [], getattr(Mirror, transfer)
+
+    def noted(mirror, name, *target):
+        names.append(name)
+        original(mirror, name, *target)
+
+    monkeypatch.setattr(Mirror, transfer, noted)
+    assert Mirror(run, url).update()
+    if transfer == "_get":
+        Mirror(tmp_path / "copy", url).fetch()
+    single = [name for name in names if not name.startswith(("checkpoints", "policy"))]
+    assert single == [
+        *("metrics.csv", "networks/fold_0.safetensors", "networks/manifest.json"),
+        *("results.json", "config.yaml"),
+    ]
+
+
+def test_what_the_mirror_lacks_is_sent_after_a_download(run, url):
+    mirror = Mirror(run, url)
+    assert mirror.update()
+    (run / "evaluation").mkdir()
+    (run / "evaluation" / "results.json").write_text("{}")
+    mirror.fetch()
+    assert mirror.update()
+    assert "evaluation/results.json" in mirror.list()
+
+
 def test_whenever_a_download_ends_a_run_is_intact_or_none(run, url, tmp_path):
     """A folder with a ``config.yaml`` is a run."""
     mirror = Mirror(run, url)

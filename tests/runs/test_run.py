@@ -492,3 +492,14 @@ def test_a_configuration_edited_since_a_checkpoint_is_detected(tmp_path):
     assert edited.config["seed"] == 4
     change = f"{file} has changed since iter_000001 was saved"
     assert edited.config_change(checkpoint) == edited.config_change() == change
+
+
+def test_runs_that_begin_in_one_second_have_different_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = {"env": {"name": "cartpole"}, "seed": 5}
+    paths = set()
+    for _ in range(3):
+        path = default_path(config)
+        Run.create(path, config)
+        paths.add(path)
+    assert len(paths) == 3

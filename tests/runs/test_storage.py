@@ -1,5 +1,6 @@
 """Runs in storage: mirrored, fetched, resumed, evaluated from there."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -128,6 +129,33 @@ def test_an_older_copy_does_not_replace_the_newer_mirror(run, tmp_path):
     restore(run.path, STORE)
     assert run.latest_checkpoint().name == "iter_000003"
     old.close()
+
+
+def test_whenever_the_download_of_further_iterations_ends_no_row_is_lost(saved):
+    copies = []
+    for calls in range(20):
+        shutil.copytree(saved.path, f"copy_{calls}/a")
+        copies.append(Path(f"copy_{calls}/a"))
+    with mirrored(saved, STORE):
+        save(saved, 2)
+        save(saved, 3)
+    for calls, copy in enumerate(copies):
+        numbers, get = iter(range(calls)), module.Mirror._get
+
+        def counted(*args, get=get, numbers=numbers):
+            if next(numbers, None) is None:
+                raise KeyboardInterrupt
+            get(*args)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module.Mirror, "_get", counted)
+            with contextlib.suppress(KeyboardInterrupt):
+                restore(copy, STORE)
+        restore(copy, STORE)
+        run = Run.open(copy)
+        assert run.latest_checkpoint().name == "iter_000003"
+        assert [row["iteration"] for row in run.rows()] == [1, 2, 3]
+    assert next(numbers, None) is not None  # the last download was complete
 
 
 @pytest.mark.usefixtures("saved")

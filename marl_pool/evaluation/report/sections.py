@@ -72,11 +72,14 @@ def learning_curves(methods: Sequence[Method], styles: Styles) -> html.PageSecti
     # Make a panel for each training environment, with the mean over seeds.
     panels = []
     for env in dict.fromkeys(method.env for method in methods):
-        kind_curves = {
-            method.kind: [seeds[run.name] for run in method.runs if run.name in seeds]
-            for method in methods
-            if method.env == env
-        }
+        kind_curves = {}
+        for method in (method for method in methods if method.env == env):
+            names = [run.name for run in method.runs if run.name in seeds]
+            curves_of_seeds = [seeds[name] for name in names]
+            if names and not _overlap(curves_of_seeds):
+                reasons["training steps that its seeds do not have in common"] = names
+                curves_of_seeds = []
+            kind_curves[method.kind] = curves_of_seeds
         curves = [
             _mean(kind, curves_of_seeds)
             for kind, curves_of_seeds in kind_curves.items()
@@ -98,6 +101,11 @@ def learning_curves(methods: Sequence[Method], styles: Styles) -> html.PageSecti
         for reason, names in reasons.items()
     ]
     return section
+
+
+def _overlap(seeds: Sequence[np.ndarray]) -> bool:
+    """Return True if all curves have some training in common."""
+    return max(seed[0, 0] for seed in seeds) < min(seed[0, -1] for seed in seeds)
 
 
 def _mean(kind: str, seeds: Sequence[np.ndarray]) -> Curve:

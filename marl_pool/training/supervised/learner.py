@@ -310,3 +310,7 @@ class FoldLearner:
         counts = json.loads((folder / COUNTS).read_text())
         for name in COUNTED:
             setattr(self, name, counts[name])
+        if self.epoch:
+            # A fold that ended is tested with the schedule of its last epoch.
+            epochs = self.settings.epochs
+            self.task.begin_epoch(self.network, self.epoch - 1, epochs)

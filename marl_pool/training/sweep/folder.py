@@ -1,6 +1,8 @@
 """Folder of a sweep: new, or begun by an earlier attempt."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from marl_pool.runs.mirrored import restore_sweep, validate_new
 from marl_pool.runs.run import files_in
@@ -45,7 +47,7 @@ def begin_sweep(
             f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
         )
     sweep = Sweep.open(path)
-    _validate_same(sweep, plan, config.verb)
+    _validate_same(sweep, plan, config.verb, config_dir)
     return sweep
 
 
@@ -60,13 +62,25 @@ def _validate_unused(folder: Path) -> None:
             )
 
 
-def _validate_same(sweep: Sweep, plan: Plan, verb: str) -> None:
+def _validate_same(
+    sweep: Sweep, plan: Plan, verb: str, config_dir: str | Path | None
+) -> None:
     """Reject a sweep that another command has begun."""
     for key, expected, actual in (
         ("--verb", verb, sweep.verb),
         ("grid", plan.grid, sweep.grid),
         ("ranges", plan.space, sweep.space),
         ("overrides", plan.overrides, sweep.overrides),
+        (
+            "--config-dir",
+            config_dir and str(Path(config_dir).resolve()),
+            sweep.config_dir,
+        ),
     ):
-        if expected != actual:
+        # The order of the keys names the trials, and decides what a search proposes.
+        if _items(expected) != _items(actual):
             raise InputError(f"{sweep.path}: {key}: expected {expected}, got {actual}")
+
+
+def _items(value: Any) -> Any:
+    return list(value.items()) if isinstance(value, Mapping) else value

@@ -222,11 +222,15 @@ def distribution(range_: Sequence[Any]) -> optuna.distributions.BaseDistribution
 
 
 def rounded(value: Any, range_: Sequence[Any]) -> Any:
-    """Round a suggested number to `DIGITS` digits, inside its range."""
+    """Round a suggested number to `DIGITS` digits, of its range if that is narrow."""
     kind, *values = range_
     if kind in (CHOICE, INT_UNIFORM):
         return value
-    return min(max(float(f"{value:.{DIGITS}g}"), values[0]), values[1])
+    low, high = values
+    scale = min(abs(value) or high - low, high - low)
+    if scale > 0:
+        value = round(value, DIGITS - 1 - math.floor(math.log10(scale)))
+    return min(max(value, low), high)
 
 
 def _or_worst(score: float | None) -> float:

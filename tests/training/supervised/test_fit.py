@@ -219,6 +219,21 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, epochs, back_tr
         assert row | clocks == expected | clocks
 
 
+def test_a_fold_that_ended_is_tested_with_its_last_schedule(tmp_path, monkeypatch):
+    evaluate = LineFit.evaluate
+
+    def scheduled(self, network, batch, generator):
+        scaled = {**batch, "x": batch["x"] * (1 + self.epoch)}
+        return evaluate(self, network, scaled, generator)
+
+    monkeypatch.setattr(LineFit, "evaluate", scheduled)
+    reference = fitted(tmp_path / "whole")
+    run = run_of(tmp_path / "stopped")
+    stop_after(run, 3)  # all of the first fold
+    fit(run, config_of(run))
+    assert read_results(run.path)["mean"] == read_results(reference.path)["mean"]
+
+
 def test_the_schedule_is_stretched_to_the_seconds(tmp_path, monkeypatch):
     # The clock advances 1/1000 s per call: a busy machine cannot skip the end.
     clock = SimpleNamespace(now=0.0)

@@ -15,6 +15,7 @@ from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Proposal, Sweep, read_table
 from marl_pool.training.jobs import begun
 from marl_pool.training.sweep.halving import EarlyStopping
+from marl_pool.training.sweep.search import rounded
 from marl_pool.training.sweep.trial import Outcome
 from marl_pool.utils.errors import InputError
 
@@ -337,3 +338,19 @@ def test_a_search_runs_is_resumed_and_prints_the_best_command(capsys):
     assert words[:2] == ["marl-pool", "train"]
     assert {f"{key}={value}" for key, value in values.items()} < set(words)
     assert {*small} < set(words)
+
+
+@pytest.mark.parametrize(
+    ("value", "range_", "expected"),
+    [
+        (0.0123456, ("log_uniform", 0.001, 0.1), 0.01235),
+        (0.99995678, ("uniform", 0.99991, 0.99999), 0.99995678),
+        (100004.56789, ("uniform", 100001, 100009), 100004.568),
+        (0.0, ("uniform", -1, 1), 0.0),
+        (2.00001, ("uniform", 1, 2), 2),
+        (7, ("int_uniform", 1, 9), 7),
+        (0.5, ("uniform", 0.5, 0.5), 0.5),
+    ],
+)
+def test_proposals_have_four_digits_of_their_range(value, range_, expected):
+    assert rounded(value, range_) == expected

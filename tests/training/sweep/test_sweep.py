@@ -33,6 +33,7 @@ from marl_pool.training.sweep.estimate import (
     size_of,
     smallest_difference,
 )
+from marl_pool.training.sweep.folder import begin_sweep
 from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.run import _report_damage
 from marl_pool.training.sweep.schedule import Scheduler, bundles, saved
@@ -275,6 +276,24 @@ def test_resume_of_a_sweep_takes_run_control_only(refused, tmp_path, override, m
     (tmp_path / "s").mkdir()
     Sweep("s", {"total_steps": [1, 2]}, []).write()
     assert message in refused("resume", "s", override)
+
+
+@pytest.mark.parametrize(
+    ("again", "config_dir", "message"),
+    [
+        (["pooling=max,avg", "seed=0,1"], None, "grid: expected .*pooling.*, got"),
+        (["seed=0,1", "pooling=max,avg"], "other", "--config-dir: expected .*other"),
+    ],
+)
+def test_another_order_or_other_files_are_another_sweep(again, config_dir, message):
+    Path("other").mkdir()
+    plan = plan_sweep(["seed=0,1", "pooling=max,avg"])
+    flags = {"or_resume": True, "dry_run": False}
+    Path("s").mkdir()
+    begin_sweep("s", plan, None, **flags).write()
+    assert begin_sweep("s", plan, None, **flags).grid == plan.grid
+    with pytest.raises(InputError, match=message):
+        begin_sweep("s", plan_sweep(again), config_dir, **flags)
 
 
 # Existing runs
