@@ -334,7 +334,7 @@ class EntryView(WrapperView):
         entry: view of the entry.
         key: key or index of the entry; None for the whole Dict without the mask.
         mask: storage of the mask; None without one.
-        in_tuple: True if the entry is that of a Tuple.
+        in_tuple: True if the entry belongs to a Tuple.
     """
 
     def __init__(

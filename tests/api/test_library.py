@@ -287,3 +287,17 @@ def test_a_time_limit_needs_the_main_thread() -> None:
         waiting = pool.submit(marl_pool.evaluate, ada(), ENV, env_timeout=3.0)
         with pytest.raises(InputError, match=r"env_timeout: expected None .* got 3\.0"):
             waiting.result()
+
+
+def test_a_function_may_edit_what_it_observes():
+    def act(observation: Observation, edits: bool) -> np.ndarray:
+        seen = observation if edits else {k: v.copy() for k, v in observation.items()}
+        seen["padding"] |= seen["types"] == 2
+        seen["types"][seen["padding"]] = 0
+        return as_function(ada())({**observation, **seen})
+
+    plays = [
+        means(evaluate(lambda observation, edits=edits: act(observation, edits)))
+        for edits in (False, True)
+    ]
+    assert plays[0] == plays[1]
