@@ -336,9 +336,9 @@ class TrainingLoop:
         # Take at least one step in each session, however short the time limit.
         seconds = self._seconds_left()
         late = self.has_stepped and seconds is not None and seconds <= 0
-        stopping = self.stopping or late or self.ctrl_c.requested
-        # It reports the iteration, too, and so is asked in any case.
-        self.stopping = self.should_stop() or stopping
+        # It reports the iteration, too, and so is asked first.
+        stopping = self.stopping or self.should_stop()
+        self.stopping = stopping or late or self.ctrl_c.requested
         return self.stopping
 
     def _is_late(self) -> bool:
