@@ -23,38 +23,50 @@ PAGES = {
     "perturbation": "perturbations.md",
 }
 """Page of the table of each kind of component."""
+SOURCE = re.compile(
+    r"^ *Source: (?:(?!\n\n).)*?(https://arxiv\.org/abs/[\w.]+\w)", re.M | re.S
+)
+"""First paper that a docstring names as its source."""
 
 
 def table(kind: str) -> str:
-    """Return a table of what is registered of a kind, without a newline at the end."""
-    heads, rows = {
-        "pooling": (["the set becomes", "order matters"], _layers(POOLING, kind)),
+    """Return the table of a kind of component, without a newline at the end."""
+    columns, rows = {
+        "pooling": (
+            ["the set becomes", "order matters", "source"],
+            _layers(kind, POOLING, "permutation_invariant"),
+        ),
         "encoder": (
-            ["interaction between tokens", "order matters"],
-            _layers(ENCODERS, kind),
+            ["interaction between tokens", "order matters", "source"],
+            _layers(kind, ENCODERS, "permutation_equivariant"),
         ),
         "perturbation": (["change", "meaning of the severity"], _perturbations()),
     }[kind]
-    return markdown_table([f"`{kind}=`", *heads], rows)
+    return markdown_table([f"`{kind}=`", *columns], rows)
 
 
-def _layers(registry: Mapping[str, str], kind: str) -> Iterator[tuple[str, str, str]]:
+def _layers(
+    kind: str, registry: Mapping[str, str], symmetry: str
+) -> Iterator[tuple[str, ...]]:
     for name, target in registry.items():
         layer = GROUPS[kind].cls(name)
-        unordered = getattr(layer, "permutation_invariant", True) and getattr(
-            layer, "permutation_equivariant", True
+        url = SOURCE.search(layer.__doc__ or "")
+        yield (
+            f"`{name}`",
+            markdown(summary(target)),
+            "no" if getattr(layer, symmetry) else "yes",
+            f"[paper]({url[1]})" if url else "",
         )
-        yield f"`{name}`", markdown(summary(target)), "no" if unordered else "yes"
 
 
-def _perturbations() -> Iterator[tuple[str, str, str]]:
+def _perturbations() -> Iterator[tuple[str, ...]]:
     for name, target in PERTURBATIONS.items():
         severity = meanings(GROUPS["perturbation"].cls(name))["severity"]
         yield f"`{name}`", markdown(summary(target)), markdown(severity)
 
 
 def refreshed(kind: str) -> str:
-    """Return the page of a kind's table with the table of today."""
+    """Return the page with the current table of a kind."""
     text = (DOCS / PAGES[kind]).read_text(encoding="utf-8")
     written = re.compile(rf"^\| `{kind}=`.*?(?=\n\n)", re.M | re.S)
     return written.sub(lambda _: table(kind), text)

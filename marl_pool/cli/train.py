@@ -217,7 +217,7 @@ def _validate_same_network(
 
 def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
     from marl_pool.config import parse, plan_grid, plan_space
-    from marl_pool.config.grid import validate_free, validate_of_grid
+    from marl_pool.config.grid import reject_search_key, validate_free
     from marl_pool.training.jobs import JOBS
 
     _validate_keys((*JOBS[sweep.verb].controls, "sweep"), overrides)
@@ -226,7 +226,7 @@ def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
         raise InputError(f"{key}: it is swept; for other values start a new sweep")
     validate_free(overrides)
     for text in overrides if sweep.space is None else ():
-        validate_of_grid(parse(text).key)
+        reject_search_key(parse(text).key)
     sweep.overrides += overrides
     arguments = sweep.overrides, sweep.config_dir, sweep.verb
     if sweep.space is None:

@@ -66,7 +66,7 @@ def plan_sweep(
     """
     fixed, swept = _split(overrides, is_search=False)
     for key in (*swept, *(parse(text).key for text in fixed)):
-        validate_of_grid(key)
+        reject_search_key(key)
     composed = compose_only(STUDIES[verb], fixed, config_dir)
     grid = _whole_grid(composed, fixed, swept, verb)
     validate_free(fixed, grid)
@@ -180,7 +180,7 @@ def _composer(
     return settings, make
 
 
-def validate_of_grid(key: str) -> None:
+def reject_search_key(key: str) -> None:
     """Reject a key that only a search has."""
     if key in SEARCH_ONLY:
         raise InputError(f"{key}: expected --search, got a grid")

@@ -12,7 +12,7 @@ from marl_pool.files.reading import read_yaml
 from marl_pool.options import names
 from marl_pool.options.plugins import installed
 from marl_pool.options.signatures import show
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, explain_os_errors
 
 CONFIGS = Path(str(package_files("marl_pool"))) / "configs"
 """The YAML files inside the package, a folder for each group."""
@@ -128,7 +128,8 @@ def content_of(file: Path) -> dict[str, Any]:
 
 @functools.cache
 def _read(file: Path) -> dict[str, Any]:
-    content = read_yaml(file) or {}  # checks its size too
+    with explain_os_errors(f"{file} cannot be read"):  # a link to nothing
+        content = read_yaml(file) or {}  # checks its size too
     if not isinstance(content, dict):
         raise InputError(f"{file}: expected a mapping of keys, got {show(content):.80}")
     entries = content.get(DEFAULTS_KEY, [])

@@ -61,7 +61,7 @@ class SetLinear(nn.Module):
 
 
 class SetLinearEncoder(Encoder):
-    """Sum, mean or maximum of the other tokens in linear layers, with ReLU between.
+    """Linear layers of each token and the sum, mean or maximum of the others.
 
     Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), sections 2 and
     4.1.2 (SetLinear, SetLinear (max)). Difference from the source: no ReLU after the
@@ -195,7 +195,7 @@ class SwarmLayer(nn.Module):
 
 
 class SwarmEncoder(Encoder):
-    """One LSTM per token that also reads the pooled state of all; layers with ReLU.
+    """Layers of one LSTM per token, which also reads the pooled state of all tokens.
 
     With ``population="causal"`` the result depends on the order of the vectors.
 

@@ -53,6 +53,8 @@ SECURITY_POLICY = (
     "img-src data:; base-uri 'none'; form-action 'none'"
 )
 """The Content-Security-Policy of an exported page, which loads and sends nothing."""
+CHAINS = re.compile(r"const CHAIN = .*;")
+"""The page's perturbations of tokens and of actions."""
 ENGINE, SCRIPT, DATA = "/*ENGINE*/", "engine.js", "const DEMO = "
 
 
@@ -77,6 +79,9 @@ def export(targets: Mapping[str, EvaluationTarget], path: Path, seed: int = 0) -
     hello = session.hello()
     if isinstance(env, CartPole):
         hello["adds"] = False  # noise sensors are the environment's, not injected
+    for perturbation in hello["perturbations"]:
+        if perturbation["name"] not in simulated_perturbations():
+            perturbation["unfit"] = "exported pages do not have it"
     demo = {
         "hello": hello,
         "seed": seed,
@@ -114,6 +119,14 @@ def wrapped(data: str) -> str:
     policy = SECURITY_POLICY.format(scripts=sources)
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     return whole.replace(HEAD, f"{HEAD}\n{meta}", 1)
+
+
+def simulated_perturbations() -> set[str]:
+    """Return the names of the perturbations in the page's JavaScript."""
+    script = (files("marl_pool.play") / SCRIPT).read_text(encoding="utf-8")
+    lists = CHAINS.search(script)
+    assert lists is not None
+    return set(re.findall(r'"(\w+)"', lists[0]))
 
 
 def data_of(exported: str) -> str:

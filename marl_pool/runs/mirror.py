@@ -216,10 +216,9 @@ class Mirror:
         }
         self._unknown |= names - remote
         # First the logs: an interrupted download may leave more rows than checkpoints,
-        # as training does. Without its configuration, a folder is not a run: fetch
-        # that last.
+        # as training does. Last what makes the folder a run, and a fit finished.
         single = {name for name in remote if not (_unit(name) or _aside_of(name))}
-        last = {name for name in single if name.endswith(LAST)}
+        last = single & {*LAST}
         for name in sorted(single - last, key=_single_order):
             self._get_single(name)
         units = {unit for name in remote if (unit := _unit(name) or _aside_of(name))}
@@ -368,9 +367,9 @@ def _aside_of(name: str) -> str:
 
 
 def _single_order(name: str) -> tuple[int, bool, str]:
-    """Sort files of no folder such that none says more than those before it hold."""
-    ends = [number for number, end in enumerate(LAST, 1) if name.endswith(end)]
-    return sum(ends), name.endswith(MANIFEST), name
+    """Sort single files such that each follows those whose presence it implies."""
+    place = LAST.index(name) + 1 if name in LAST else 0
+    return place, name.endswith(MANIFEST), name
 
 
 def _order(unit: str) -> tuple[bool, bool, str]:

@@ -301,3 +301,15 @@ def test_a_function_may_edit_what_it_observes():
         for edits in (False, True)
     ]
     assert plays[0] == plays[1]
+
+
+def test_a_function_may_select_a_token_that_a_perturbation_added():
+    def last_allowed(observation: Observation) -> np.ndarray:
+        mask = observation["action_mask"]
+        return mask.shape[1] - 1 - mask[:, ::-1].argmax(1)
+
+    suite = {"perturbations": [{"name": "duplicate", "severities": [1.0]}]}
+    env = {"name": "lbforaging", "choices": "food", "max_steps": 6}
+    results = marl_pool.evaluate(last_allowed, env, suite=suite, episodes=4, threads=1)
+    (row,) = (row for row in results.results if row.perturbation == "duplicate")
+    assert not row.missing

@@ -32,7 +32,7 @@ from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
-from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.utils.errors import UnfitTokensError
 
 
@@ -349,3 +349,11 @@ def test_a_wrapped_env_perturbs_the_agents_named():
         is_larger = len(perturbed[agent]["types"]) > len(first[agent]["types"])
         assert is_larger == (agent.rpartition("_")[0] == group)
         assert wrapped.observation_space(agent).contains(perturbed[agent])
+
+
+def test_a_perturbation_that_covers_no_group_is_refused():
+    perturbation = make_perturbation(
+        "jitter", specs={"a": TokenSpec(4, 2, ("self", "other"))}, groups=["b"]
+    )
+    with pytest.raises(UnfitTokensError, match="groups: expected some of a, got b"):
+        perturbation.validate_env({"a": 1, "b": 2}, 10)

@@ -1,5 +1,7 @@
 """In turn-based environments a perturbation's memory covers an agent's own turns."""
 
+import math
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -11,6 +13,8 @@ from marl_pool.api.perturb import perturb_env
 from marl_pool.envs import make_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.evaluation.cases import play as play_episodes
+from marl_pool.evaluation.measure import measure
+from marl_pool.evaluation.settings import PerturbationLevels
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Decision, Policy
@@ -198,3 +202,14 @@ def test_an_onset_after_an_agents_last_turn_is_refused():
     Rollout(env, policies, perturbation=build("bias", {"onset": TURNS - 1}))
     with pytest.raises(InputError, match="onset: expected a step below"):
         Rollout(env, policies, perturbation=build("bias", {"onset": TURNS}))
+
+
+@pytest.mark.parametrize("base", [Together, InTurn])
+def test_no_drop_is_measured_after_an_end_that_no_agent_reaches(base):
+    levels = [
+        PerturbationLevels("jitter", [0.6], {"end": end}) for end in (TURNS, TURNS - 1)
+    ]
+    make = partial(base, NUM_ENVS, seed=5)
+    _, never, reached = measure({"pair": Echo()}, make, levels).results
+    assert math.isnan(never.drop_after)
+    assert not math.isnan(reached.drop_after)

@@ -1,3 +1,4 @@
+import json
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,8 @@ import pytest
 from helpers.paths import ROOT
 from helpers.played import pretrained_target, token_target
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
-from marl_pool.play.export import data_of, export, wrapped
+from marl_pool.perturbations import PERTURBATIONS
+from marl_pool.play.export import data_of, export, simulated_perturbations, wrapped
 from marl_pool.pooling.basic import AvgPooling
 from marl_pool.utils.errors import InputError
 
@@ -69,6 +71,19 @@ class Narrow(AvgPooling):
 def test_a_subclass_of_what_the_page_has_is_refused(target, message, tmp_path):
     with pytest.raises(InputError, match=f"--export: expected .*{message}"):
         export({"a": target}, tmp_path / "demo.html")
+
+
+def test_the_page_offers_no_perturbation_that_it_does_not_have(monkeypatch, tmp_path):
+    assert simulated_perturbations() == {"hand", *PERTURBATIONS}
+    monkeypatch.setattr(
+        "marl_pool.play.export.simulated_perturbations",
+        lambda: {*PERTURBATIONS} - {"bias"},
+    )
+    page = export({"a": token_target({"name": "simple_centroid"})}, tmp_path / "a.html")
+    offers = json.loads(data_of(page.read_text()))["hello"]["perturbations"]
+    reasons = {offer["name"]: offer["unfit"] for offer in offers}
+    assert reasons["bias"] == "exported pages do not have it"
+    assert not reasons["jitter"]
 
 
 def test_options_are_checked_under_the_name_of_the_class_too(tmp_path):

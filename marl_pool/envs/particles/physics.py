@@ -530,7 +530,7 @@ class ParticleEnv(BatchedEnv):
     ) -> Glyphs:
         entity = int(self.token_entities(group)[agent, 0])
         projection = Projection(self.extent, size)
-        observer = self.state[index, entity, :2].cpu().numpy()
+        observer = self.state[index, entity, :2].double().cpu().numpy()
         places = self.perceived_places(tokens, index, group=group, agent=agent)
         kinds = {kind.kind: kind for kind in self.entities}
         kinds[self.type_names[SELF_TYPE]] = self.entities[entity]

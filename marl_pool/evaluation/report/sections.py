@@ -72,19 +72,15 @@ def learning_curves(methods: Sequence[Method], styles: Styles) -> html.PageSecti
     # Make a panel for each training environment, with the mean over seeds.
     panels = []
     for env in dict.fromkeys(method.env for method in methods):
-        kind_curves = {}
+        kind_curves: dict[str, list[np.ndarray]] = {}
         for method in (method for method in methods if method.env == env):
             names = [run.name for run in method.runs if run.name in seeds]
             curves_of_seeds = [seeds[name] for name in names]
-            if names and not _overlap(curves_of_seeds):
-                reasons["training steps that its seeds do not have in common"] = names
-                curves_of_seeds = []
-            kind_curves[method.kind] = curves_of_seeds
-        curves = [
-            _mean(kind, curves_of_seeds)
-            for kind, curves_of_seeds in kind_curves.items()
-            if curves_of_seeds
-        ]
+            if names and _overlap(curves_of_seeds):
+                kind_curves[method.kind] = curves_of_seeds
+            elif names:
+                reasons.setdefault("no training in common", []).extend(names)
+        curves = [_mean(*item) for item in kind_curves.items()]
         panels.append(Panel(f"trained in {env}" if env else "", curves))
     # Add the figure, and the reasons for missing curves.
     section = html.PageSection("learning")

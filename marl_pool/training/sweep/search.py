@@ -222,7 +222,7 @@ def distribution(range_: Sequence[Any]) -> optuna.distributions.BaseDistribution
 
 
 def rounded(value: Any, range_: Sequence[Any]) -> Any:
-    """Round a suggested number to `DIGITS` digits, of its range if that is narrow."""
+    """Round a suggested number to `DIGITS` digits, finer in a narrow range."""
     kind, *values = range_
     if kind in (CHOICE, INT_UNIFORM):
         return value

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -58,6 +59,7 @@ from marl_pool.evaluation.results import (
     write_returns,
 )
 from marl_pool.evaluation.statistics.intervals import Interval
+from marl_pool.files.figures import line_styles
 from marl_pool.files.manifest import sealed_json
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
@@ -648,3 +650,28 @@ def test_a_browser_shows_it_without_network_or_complaint(playing, tmp_path):
     assert all(width > 400 for width, _ in probe["films"])
     assert probe["wide"] <= 0
     assert min(probe["figures"]) > 50
+
+
+def test_seeds_without_common_training_have_no_mean_curve() -> None:
+    def run(name: str, first: int) -> Any:
+        steps = range(first, first + 3)
+        metrics = pd.DataFrame({"env_steps": steps, "return_mean": [1.0, 2.0, 3.0]})
+        return SimpleNamespace(
+            name=name,
+            metrics=metrics,
+            metrics_missing="",
+            run=SimpleNamespace(metrics_path=Path(name)),
+            relative=str,
+        )
+
+    methods = [
+        SimpleNamespace(kind=kind, env=env, runs=[run(f"{env}{i}", i) for i in starts])
+        for kind, env, starts in (
+            ("ada", "a", (0, 1)),
+            ("ada", "b", (10, 40)),
+            ("ada", "c", (50, 90)),
+        )
+    ]
+    section = sections.learning_curves(methods, line_styles(["ada"]))
+    text = " ".join(map(str, section.components))
+    assert "b10, b40, c50 and c90: no training in common." in text
