@@ -90,6 +90,9 @@ class BatchedPPO(PPO):
             setup_locally(self, config)
             return
         super().setup(config)
+        # RLlib drops the weights that it sends to a runner which is still busy with the
+        # previous ones, so that the saved ones of a resumed run could be lost.
+        self.env_runner_group.fetch_ready_async_reqs(timeout_seconds=None)
         if self.config.num_learners:
             # RLlib has no hook for the division of a batch, and no time limit on an
             # update in which learners hang: raise TimeoutError after `UPDATE_SECONDS`.

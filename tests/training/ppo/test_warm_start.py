@@ -1,8 +1,10 @@
 """Training runs that start from a saved policy's weights."""
 
 import shutil
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from marl_pool.kernels.functional import strip_prefix
 from marl_pool.policies import make_agent
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.runs.run import Run
+from marl_pool.training.ppo.runner import BatchedEnvRunner
 from marl_pool.training.ppo.train import PPOMethod
 from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.errors import InputError
@@ -71,6 +74,27 @@ def test_learners_and_runners_begin_with_the_saved_weights(tmp_path, overrides):
             parts = {key: torch.as_tensor(part) for key, part in modules[name].items()}
             for key, part in strip_prefix("policy", parts).items():
                 assert torch.equal(part, policy.state_dict()[key]), key
+
+
+@pytest.mark.slow
+def test_a_slow_runner_begins_with_the_saved_weights(tmp_path):
+    class SlowRunner(BatchedEnvRunner):
+        def set_state(self, state):
+            time.sleep(1)
+            super().set_state(state)
+
+    policies = saved(tmp_path / "saved", "fox", "hen")
+    words = (f"init={tmp_path / 'saved'}", "resources.num_env_runners=1")
+    method = method_of(tmp_path / "run", *words)
+    method.algorithm.env_runners(env_runner_cls=SlowRunner)
+    with method.session():
+        group = method.algo.env_runner_group
+        (state,) = group.foreach_env_runner(
+            lambda runner: runner.get_state(), local_env_runner=False
+        )
+    parts = strip_prefix("policy", state["rl_module"]["hen"])
+    for key, part in policies["hen"].state_dict().items():
+        assert np.array_equal(parts[key], part), key
 
 
 def test_a_shared_module_begins_with_the_only_policy(tmp_path):
