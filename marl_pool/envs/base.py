@@ -24,7 +24,7 @@ from marl_pool.policies.action_spaces import Selection
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.selection import SelectedTokens
 from marl_pool.tokens import Tokens, TokenSpec, identity_origin
-from marl_pool.utils.devices import may_read, validate_cuda
+from marl_pool.utils.devices import checked_device, may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys, uniform
 
@@ -218,8 +218,9 @@ class BatchedEnv(ABC):
         dynamics_size: int = 0,
     ) -> None:
         self.num_envs, self.max_steps, self.seed = num_envs, max_steps, seed
-        self.device, self.dtype = torch.device(device), dtype
-        validate_cuda(self.device)
+        self.device, self.dtype = checked_device(device), dtype
+        if not dtype.is_floating_point:
+            raise InputError(f"dtype: expected one of floating point, got {dtype}")
         self.env_ids = torch.arange(num_envs, device=self.device) + first_env
         self.episodes = torch.full_like(self.env_ids, first_episode - 1)
         self.steps = torch.zeros_like(self.env_ids)
@@ -290,7 +291,18 @@ class BatchedEnv(ABC):
 
         Args:
             where: ``(num_envs,)`` bool, True where an episode begins; None for all.
+
+        Raises:
+            InputError: ``where`` has another shape or dtype.
         """
+        if where is not None and (where.shape, where.dtype) != (
+            self.steps.shape,
+            torch.bool,
+        ):
+            raise InputError(
+                f"reset: expected a bool mask of the shape {tuple(self.steps.shape)}, "
+                f"got {where.dtype} of the shape {tuple(where.shape)}"
+            )
         # The number of an episode counts the resets of its environment, and keys the
         # random streams of the episode's start and of its steps.
         self.episodes = self.episodes + (1 if where is None else where)
@@ -339,7 +351,7 @@ class BatchedEnv(ABC):
 
         Raises:
             InputError: wrong groups, shapes or dtypes of the actions or of the results
-                of `advance`; on a CPU, choices out of range.
+                of `advance`; on a CPU, choices out of range or between two integers.
         """
         self._validate_actions(actions)
         rewards, terminated = validate_results(self, self.advance(actions))
@@ -370,8 +382,9 @@ class BatchedEnv(ABC):
                 raise InputError(
                     f"actions of {name!r}: expected int64, got {action.dtype}"
                 )
-            if spec.integral and action.numel() and may_read(action):
-                _validate_choices(name, action, spec.sizes)
+            if spec.sizes and action.numel() and may_read(action):
+                choices = action if spec.integral else action[..., : len(spec.sizes)]
+                _validate_choices(name, choices, spec.sizes)
 
     @abstractmethod
     def observe(self) -> dict[str, Tokens]:
@@ -572,6 +585,12 @@ class BatchedEnv(ABC):
 
 def _validate_choices(name: str, actions: Tensor, sizes: tuple[int, ...]) -> None:
     """Raise InputError for a choice out of range; reads values."""
+    # Beside the numbers of a Box, choices are numbers too.
+    if actions.is_floating_point() and (broken := actions[actions.frac() != 0]).numel():
+        raise InputError(
+            f"actions of {name!r}: expected choices that are integers, "
+            f"got {broken[0].item():g}"
+        )
     lowest, highest = actions.reshape(-1, len(sizes)).aminmax(dim=0)
     for size, *ends in zip(sizes, lowest.tolist(), highest.tolist(), strict=True):
         for number in ends:

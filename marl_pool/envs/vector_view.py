@@ -41,8 +41,9 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
     Raises:
         InputError: several agents, an unknown name or mode, a wrong option; in `reset`,
             a seed that is not an integer in [0, 2**63); in `step`, actions of another
-            shape or not in the action space; an environment that breaks its contract,
-            also by a number that is NaN or infinite.
+            shape or not in the action space; in `step` and `render`, no episode yet; an
+            environment that breaks its contract, also by a number that is NaN or
+            infinite.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
     def step(
         self, actions: np.ndarray
     ) -> tuple[Observations, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        self._checked.validate_begun("step")
         step = self._checked.step({self._group: self._actions(actions)})
         rewards = step.rewards[self._group][:, 0].double().cpu().numpy()
         ended = step.terminated | step.truncated
@@ -114,6 +116,7 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
     def render(self) -> tuple[np.ndarray, ...] | None:  # type: ignore[override]
         if self.render_mode is None:
             return None
+        self._checked.validate_begun("render")
         return tuple(self.env.frame(i) for i in range(self.num_envs))
 
     def _observe(self) -> Observations:

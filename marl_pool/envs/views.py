@@ -39,7 +39,13 @@ class ViewedEnv(CheckedEnv):
             )
         self._build = partial(make_batched_env, name, num_envs, **options)
         self._is_seeded = "seed" in options
+        self._begun = False
         super().__init__(self._build())
+        if self.env.dtype not in (torch.float16, torch.float32, torch.float64):
+            raise InputError(
+                "dtype: expected float16, float32 or float64, which NumPy has, got "
+                f"{self.env.dtype}"
+            )
 
     def start(self, seed: int | None) -> None:
         """Begin the first episode of a seed, or the next one if it is None."""
@@ -51,6 +57,12 @@ class ViewedEnv(CheckedEnv):
             self._is_seeded = True
             self.env = self._build(seed=int(seed))
         self.reset()
+        self._begun = True
+
+    def validate_begun(self, method: str) -> None:
+        """Raise InputError for ``step`` or ``render`` before the first reset."""
+        if not self._begun:
+            raise InputError(f"{method}: expected reset() first, got no episode")
 
 
 def several_agents(name: str, count: int) -> InputError:
@@ -112,7 +124,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
             name: ActionRows(group.action_space) for name, group in env.groups.items()
         }
         self.agents: list[str] = []
-        self._begun = self._playing = False
+        self._playing = False
         groups = {agent: env.groups[g] for agent, (g, _) in self._places.items()}
         # Each agent has its own space, because users seed their samplers one by one.
         self.observation_spaces = {a: g.observation_space() for a, g in groups.items()}
@@ -138,7 +150,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Observation], dict[str, dict[str, Any]]]:
         self._checked.start(seed)
-        self._begun = self._playing = True
+        self._playing = True
         self.agents = self._living()
         return self._observe(self.agents)
 
@@ -177,8 +189,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
     def render(self) -> np.ndarray | None:
         if self.render_mode is None:
             return None
-        if not self._begun:
-            raise InputError("render: expected reset() first, got no episode")
+        self._checked.validate_begun("render")
         return self.env.frame()
 
     def _validate_agents(self, where: str, agents: Iterable[Any]) -> None:
@@ -266,7 +277,7 @@ class OneAgentView(gymnasium.Env[Observation, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         observations, infos = self.view.reset(seed=seed, options=options)
-        super().reset(seed=seed)
+        super().reset(seed=None if seed is None else int(seed))
         return observations[self.agent], infos[self.agent]
 
     @override

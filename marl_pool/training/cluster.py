@@ -19,7 +19,7 @@ from marl_pool.compiled.choice import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.options.names import inheritance
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.signals import STOPPING, patience
-from marl_pool.utils.devices import validate_cuda
+from marl_pool.utils.devices import checked_device
 from marl_pool.utils.errors import InputError, StoppedError, one_line
 from marl_pool.utils.text import print_line
 
@@ -274,7 +274,7 @@ def validate_device(config: TrainConfig) -> None:
             f"learners, got {resources.num_gpus_per_learner:g}"
         )
     for key, device in devices.items():
-        validate_cuda(device, key)
+        checked_device(device, key)
 
 
 def validate_cluster(demand: Mapping[str, float], key: str = "resources") -> float:

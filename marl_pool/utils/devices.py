@@ -14,13 +14,20 @@ from marl_pool.utils.errors import InputError
 _forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
 
 
-def validate_cuda(device: str | torch.device, key: str = "device") -> None:
-    """Raise `InputError` for a CUDA device that torch does not find."""
-    place, count = torch.device(device), torch.cuda.device_count()
+def checked_device(device: str | torch.device, key: str = "device") -> torch.device:
+    """Return a device; raise `InputError` for one that torch does not find."""
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError):
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
+        raise InputError(f"{key}: expected cpu, cuda or cuda:N, got {device!r}")
+    count = torch.cuda.device_count()
     if place.type == "cuda" and (place.index or 0) >= count:
         places = f"one of {count} CUDA devices"
         places = places if count else "cpu, since torch finds no CUDA device"
         raise InputError(f"{key}: expected {places}, got {device}")
+    return place
 
 
 def may_read(tensor: Tensor) -> bool:

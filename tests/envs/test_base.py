@@ -1,6 +1,7 @@
 """The base class: its example runs, and descriptions replace built environments."""
 
 import inspect
+import math
 import textwrap
 
 import pytest
@@ -137,6 +138,33 @@ def test_wrong_options_are_refused_each_time():
             describe_env({"name": "cartpole", "max_steps": 0})
 
 
+MIXED = spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (1,))))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "foo"}, "device: expected cpu, cuda or cuda:N, got 'foo'"),
+        ({"device": "mps"}, "device: expected cpu, cuda or cuda:N, got 'mps'"),
+        ({"dtype": torch.int64}, "dtype: expected one of floating point, got .*int64"),
+    ],
+)
+def test_devices_and_dtypes_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(InputError, match=f"{message}$"):
+        make_batched_env("simple_centroid", 2, **options)
+
+
+@pytest.mark.parametrize(
+    "where", [torch.tensor([True]), torch.tensor([1, 0]), torch.tensor(True)]
+)
+def test_a_reset_takes_a_mask_of_all_environments(where):
+    env = make_batched_env("simple_centroid", 2)
+    env.reset()
+    with pytest.raises(InputError, match=r"^reset: expected a bool mask .*\(2,\)"):
+        env.reset(where)
+    assert env.episodes.tolist() == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("space", "action", "message"),
     [
@@ -146,6 +174,10 @@ def test_wrong_options_are_refused_each_time():
         (spaces.MultiDiscrete([2, 3]), [1, 2], ""),
         (spaces.MultiDiscrete([2, 3]), [2, 0], "from 0 to 1, got 2"),
         (spaces.MultiDiscrete([2, 3]), [0, -1], "from 0 to 2, got -1"),
+        (MIXED, [2.0, 0.3], ""),
+        (MIXED, [3.0, 0.3], "from 0 to 2, got 3.0"),
+        (MIXED, [1.5, 0.3], "integers, got 1.5"),
+        (MIXED, [math.nan, 0.3], "integers, got nan"),
     ],
 )
 def test_choices_that_are_no_options_never_reach_an_environment(space, action, message):

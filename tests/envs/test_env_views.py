@@ -385,6 +385,13 @@ def test_wrong_input_is_refused():
         chooser.step({"agent_0": 5})
 
 
+def test_a_seed_may_be_numpys():
+    view = OneAgentView("simple_centroid")
+    first, _ = view.reset(seed=np.int64(3))
+    again, _ = view.reset(seed=3)
+    assert np.array_equal(first["features"], again["features"])
+
+
 def test_a_step_needs_an_episode_and_actions_of_its_agents():
     view = make_env("simple_centroid", max_steps=2)
     action = {"agent_0": view.action_space("agent_0").sample()}

@@ -91,6 +91,7 @@ def test_frames_are_drawn_if_asked_for():
         ({"name": "simple_tag", "prey": "learned"}, "expects one agent, got 4"),
         ({"name": "simple_centroid", "num_noize": 3}, "num_noize"),
         ({"name": "simple_centroid", "render_mode": "human"}, "render_mode: expected"),
+        ({"name": "simple_centroid", "dtype": torch.bfloat16}, "dtype: expected float"),
     ],
 )
 def test_a_wrong_view_is_refused(options, message):
@@ -113,6 +114,14 @@ def test_a_wrong_action_is_refused(change, message):
         view.step(change(actions(view, 1)[0]))
     with pytest.raises(InputError, match="reset: expected one seed, from which each"):
         view.reset(seed=[1, 2])
+
+
+def test_an_episode_is_begun_first():
+    view = OneAgentVectorView("simple_centroid", 2, render_mode="rgb_array")
+    with pytest.raises(InputError, match=r"step: expected reset\(\) first, got no"):
+        view.step(actions(view, 1)[0])
+    with pytest.raises(InputError, match=r"render: expected reset\(\) first, got no"):
+        view.render()
 
 
 def test_discrete_actions_are_held_to_their_space():

@@ -1,5 +1,7 @@
 """A small environment with two groups of agents."""
 
+from dataclasses import replace
+
 import torch
 from gymnasium import spaces
 
@@ -110,6 +112,20 @@ class AlikeFoxAndHens(FoxAndHens):
     def advance(self, actions):
         fox = actions["fox"][..., None].to(self.dtype) - 1
         return super().advance({**actions, "fox": fox})
+
+
+class TiedHens(AlikeFoxAndHens):
+    """Hens have action masks, the fox has none."""
+
+    @property
+    def groups(self):
+        groups = super().groups
+        return {**groups, "hen": replace(groups["hen"], has_action_masks=True)}
+
+    def observe(self):
+        tokens = super().observe()
+        mask = self.places[:, 1:, None] > torch.tensor([-1.0, -3.0, 0.0])
+        return {**tokens, "hen": tokens["hen"]._replace(action_mask=mask)}
 
 
 class IdleFox(AlikeFoxAndHens):

@@ -44,6 +44,7 @@ from marl_pool.training.ppo.trajectories import (
     to_episodes,
     to_teams,
     trajectory_rows,
+    with_action_mask,
 )
 from marl_pool.training.settings import TrainConfig
 from marl_pool.trajectory import Trajectory
@@ -247,9 +248,19 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         trajectories = rollout.steps(steps)
         # Estimate advantages from the values recorded while sampling. Learners then
         # need neither whole episodes nor a second pass of the value head.
+        modules = self.settings.modules
+        masked = {
+            module
+            for name, module in modules.items()
+            if trajectories[name].tokens.action_mask is not None
+        }
         fragments = {}
-        for name in self.settings.modules:
-            fragments[name] = self._estimated(name, trajectories[name])
+        for name, module in modules.items():
+            trajectory = trajectories[name]
+            # Groups that share a module have the same columns.
+            if module in masked:
+                trajectory = with_action_mask(trajectory, self.env.groups[name].actions)
+            fragments[name] = self._estimated(name, trajectory)
         # Count steps and episodes; log the returns of groups that do not learn, too.
         log, num_steps = self.metrics.log_value, steps * self.env.num_envs
         self.num_env_steps_sampled_lifetime += num_steps

@@ -220,7 +220,8 @@ class PPOMethod(TrainingMethod):
                     "smaller ppo.lr or ppo.grad_clip"
                 )
             first_kl = float(metrics.get(learner.FIRST_KL, 0.0))
-            if not (first_kl <= MOST_FIRST_KL or self.has_overflowed):
+            # It is NaN for a module without rows.
+            if first_kl > MOST_FIRST_KL and not self.has_overflowed:
                 self.has_overflowed = True
                 print_line(
                     f"iteration {iteration}: first_kl of module {module!r} is "

@@ -12,6 +12,7 @@ from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from marl_pool.policies.actions import ActionSpec
 from marl_pool.training.ppo.batch import BEGINS, CRITIC_OBS, STATE, Rows, map_rows
 from marl_pool.trajectory import Trajectory
 
@@ -129,6 +130,19 @@ def own_turns(trajectory: Trajectory) -> Trajectory:
     return gathered._replace(
         terminated=gathered.terminated[..., 0], truncated=gathered.truncated[..., 0]
     )
+
+
+def with_action_mask(trajectory: Trajectory, actions: ActionSpec) -> Trajectory:
+    """Add a mask that allows all options, if the tokens have no action mask."""
+    tokens = trajectory.tokens
+    if tokens.action_mask is not None:
+        return trajectory
+    # A selecting policy may perceive more tokens than the environment has.
+    selectable = actions.num_fixed + tokens.num_tokens
+    count = selectable if actions.selects else actions.num_options
+    mask = torch.ones_like(tokens.types[..., :1], dtype=torch.bool)
+    mask = mask.expand(*tokens.batch_shape, count)
+    return trajectory._replace(tokens=tokens._replace(action_mask=mask))
 
 
 def share_rewards(trajectory: Trajectory) -> Trajectory:

@@ -38,7 +38,7 @@ from marl_pool.training.supervised.results import (
 )
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Task
-from marl_pool.utils.devices import validate_cuda
+from marl_pool.utils.devices import checked_device
 from marl_pool.utils.errors import InputError, one_line
 
 PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
@@ -105,7 +105,7 @@ def price(config: FitConfig, folder: Path) -> Cost:
     Generated data go to ``folder``. Raises `InputError` where `fit` does.
     """
     torch.set_num_threads(config.threads)
-    validate_cuda(config.device)
+    checked_device(config.device)
     task = make_task(config)
     task.preview(_data_folder(config, folder))
     return estimate(task, config)
@@ -192,7 +192,7 @@ class FitMethod(TrainingMethod):
     def __init__(self, run: Run, config: FitConfig) -> None:
         super().__init__(run, config.fit.folds * config.fit.epochs)
         self.config, self.settings = config, config.fit
-        validate_cuda(config.device)
+        checked_device(config.device)
         self.task = make_task(config)
         self.task.prepare(_data_folder(config, run.path))
         self.results: list[FoldResult] = []

@@ -21,7 +21,7 @@ from marl_pool.training.sweep.plan import Plan, PlannedTrial, SearchPlan
 from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.schedule import Scheduler, bundles, saved
 from marl_pool.training.sweep.trial import Outcome
-from marl_pool.utils.devices import validate_cuda
+from marl_pool.utils.devices import checked_device
 from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.text import print_line, quoted
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 VALIDATE: dict[str, tuple[Callable[[Any], None], Callable[[Any], object]]] = {
     "train": (cluster.validate_device, algorithm_config),
-    "fit": (lambda config: validate_cuda(config.device), make_task),
+    "fit": (lambda config: checked_device(config.device), make_task),
 }
 """By verb, functions that reject a missing device and parts that do not fit."""
 

@@ -97,10 +97,11 @@ def test_rows_of_a_trajectory_are_those_of_its_episodes(options, is_team) -> Non
         TOY,
         [*TOY, "fixed={fox: random}"],
         [*TOY, "env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"],
+        [*TOY, "env=helpers.farm:TiedHens", "modules={fox: all, hen: all}"],
         RECURRENT_TOY,
         CENTROID,
     ],
-    ids=["two modules", "fixed", "shared", "recurrent", "dropout"],
+    ids=["two modules", "fixed", "shared", "masks", "recurrent", "dropout"],
 )
 def test_tensors_and_episodes_give_the_same_update(build, monkeypatch, overrides):
     def train(training_step: Callable[[BatchedPPO], None]) -> tuple[Any, Any]:
@@ -120,6 +121,7 @@ def test_tensors_and_episodes_give_the_same_update(build, monkeypatch, overrides
             assert torch.equal(weight, other_weight)
         for ours, rllibs in zip(metrics, other_metrics, strict=True):
             assert {**ours[name]} == {**rllibs[name]}
+            assert overrides is CENTROID or ours[name]["first_ratio_error"] < 1e-4
 
 
 # The loss

@@ -17,6 +17,11 @@ pytest.importorskip("ray")
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    LEARNER_RESULTS,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+)
 
 from helpers.farm import FoxAndHens, policies_of
 from helpers.ppo import episodes_of
@@ -30,6 +35,8 @@ from marl_pool.training.ppo.batch import (
     minibatches,
     prepare_rows,
 )
+from marl_pool.training.ppo.learner import FIRST_KL
+from marl_pool.training.ppo.runner import SAMPLE_SECONDS
 from marl_pool.training.ppo.train import PPOMethod
 from marl_pool.training.ppo.trajectories import estimate_advantages
 from marl_pool.training.settings import PPOSettings, TrainConfig
@@ -252,6 +259,22 @@ def test_seconds_include_an_iteration_without_steps(tmp_path, monkeypatch):
     monkeypatch.setitem(PPOMethod.step.__globals__, "time", clock)
     assert method.step(1) is None
     assert method.seconds == 3
+
+
+def test_a_module_without_rows_hides_no_extreme_divergence(
+    tmp_path, monkeypatch, capsys
+):
+    words = ["env=helpers.farm:FoxAndHens", "encoder.num_layers=1", "threads=1"]
+    config = compose("train", words)
+    run = Run.create(tmp_path / "run", config)
+    method = PPOMethod(run, TrainConfig.from_plain(config), None)
+    sampled = {NUM_ENV_STEPS_SAMPLED_LIFETIME: 8, SAMPLE_SECONDS: 1.0}
+    learned = {"fox": {FIRST_KL: math.nan}, "hen": {FIRST_KL: 1e9}}
+    result = {ENV_RUNNER_RESULTS: sampled, LEARNER_RESULTS: learned}
+    monkeypatch.setattr(method, "_train", lambda iteration: result)
+    method.step(1)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "first_kl of module 'hen' is 1e+09 instead of 0" in line
 
 
 def test_without_a_finished_episode_the_newest_checkpoint_is_the_best():
