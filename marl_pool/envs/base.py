@@ -483,6 +483,13 @@ class BatchedEnv(ABC):
         tensors = state["tensors"]
         self._set_tensors({k: v.clone().to(self.device) for k, v in tensors.items()})
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Continue from a copy or a pickle, exactly."""
+        self.__dict__.update(state)
+        # A pickle holds the state and the views of it as separate tensors.
+        if self.overrides("_set_tensors"):
+            self._set_tensors(self._tensors())
+
     def frame(
         self,
         index: int = 0,

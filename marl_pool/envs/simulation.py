@@ -82,14 +82,20 @@ class ReplayCursor(NamedTuple, Generic[Result]):
     stepped continues with the simulator; the others replay the episode in another one.
     """
 
-    simulator: LoggedSimulator[Result]
+    simulator: LoggedSimulator[Result] | None
+    """None in a copy of an environment, whose next step replays the episode."""
     log: ActionLog
     length: int
 
     @property
     def in_sync(self) -> bool:
         """True if the simulator is in this state."""
-        return self.simulator.log is self.log and len(self.log.actions) == self.length
+        simulator, log = self.simulator, self.log
+        return (
+            simulator is not None
+            and simulator.log is log
+            and len(log.actions) == self.length
+        )
 
     def prefix(self) -> ActionLog:
         """Return a copy of the log up to this state."""
@@ -141,6 +147,14 @@ class ReplayedEnv(BatchedEnv, Generic[Result]):
         saved = [log and (log.seed, log.actions) for log in logs]
         return {**super().state_dict(), "action_logs": saved}
 
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        cursors = [
+            cursor and ReplayCursor(None, cursor.prefix(), cursor.length)
+            for cursor in self._cursors
+        ]
+        return {**self.__dict__, "_cursors": cursors, "_spare": []}
+
     def _replay_saved(self, state: Mapping[str, Any]) -> dict[int, Result]:
         """Replay the episodes of a `state_dict`; return their last results by row."""
         self._cursors = [None] * self.num_envs
@@ -153,7 +167,8 @@ class ReplayedEnv(BatchedEnv, Generic[Result]):
     def _replay(self, row: int, log: ActionLog) -> Result:
         """Bring an environment to the end of ``log``, in its simulator if in sync."""
         cursor = self._cursors[row]
-        simulator = cursor.simulator if cursor and cursor.in_sync else self._acquire()
+        simulator = cursor.simulator if cursor and cursor.in_sync else None
+        simulator = simulator or self._acquire()
         result = simulator.replay(log)
         self._cursors[row] = ReplayCursor(simulator, log, len(log.actions))
         return result
@@ -166,6 +181,7 @@ class ReplayedEnv(BatchedEnv, Generic[Result]):
             self._replay(row, cursor.prefix())
             cursor = self._cursors[row]
             assert cursor is not None
+        assert cursor.simulator is not None
         result = cursor.simulator.step(action)
         self._cursors[row] = cursor._replace(length=cursor.length + 1)
         return result

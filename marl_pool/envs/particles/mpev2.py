@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack
 
 import torch
@@ -347,7 +348,11 @@ def spaced(candidates: Tensor, used: Tensor, reach: float) -> Tensor:
 
 def box(side: float) -> Callable[[Tensor], Tensor]:
     """Return a map of uniform numbers to starts in a square of this half side."""
-    return lambda numbers: (2 * numbers - 1) * side
+    return partial(_in_square, side=side)
+
+
+def _in_square(numbers: Tensor, *, side: float) -> Tensor:
+    return (2 * numbers - 1) * side
 
 
 def corner(numbers: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from marl_pool.envs.pettingzoo.env_copy import (
 )
 from marl_pool.envs.pettingzoo.states import StateTokens, check_state_tokens
 from marl_pool.envs.pettingzoo.teams import (
+    TRUNCATED,
     PettingZooTeam,
     StepArrays,
     decode,
@@ -327,7 +328,18 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
 
     @override
     def at_limit(self) -> Tensor:
-        return super().at_limit() | self._truncated
+        return super().at_limit() | self._state[TRUNCATED]
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        if self._workers is not None:
+            raise InputError(
+                "env.workers: expected 1 for an environment that is copied or pickled; "
+                "select() copies one with workers, too"
+            )
+        state = super().__getstate__()
+        state.pop("_state_tokens", None)
+        return state
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -414,7 +426,6 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         arrays = self._arrays_of(steps, rows, self.num_envs)
         # Move everything to the device at once.
         self._set_tensors(arrays.tensors(self.device, self.dtype))
-        self._truncated = torch.from_numpy(arrays.truncated).to(self.device)
         rewards = {
             name: torch.from_numpy(array).to(self.device, self.dtype)
             for name, array in arrays.rewards.items()

@@ -322,6 +322,9 @@ class FrameRenderer:
         self._source: ActionLog | None = None
         """The log that the copy follows."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_copy": None, "_source": None}
+
     def render(self, cursor: ReplayCursor[ParallelStep]) -> np.ndarray:
         """Render the state of a cursor, ``(height, width, 3)`` uint8."""
         try:

@@ -29,6 +29,8 @@ from marl_pool.utils.errors import InputError, described
 
 Arrays = dict[str, np.ndarray]
 """Arrays ``(num_envs, agents, …)`` by name."""
+TRUNCATED = "truncated"
+"""Name of the tensor ``(num_envs,)`` bool of episodes that reached their limit."""
 ALIGNMENT = 64
 """Bytes of a cache line, which two arrays in shared memory do not share."""
 
@@ -326,7 +328,7 @@ class StepArrays:
         return read_mask(mask, sizes, f"infos: {MASK}")
 
     def tensors(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return active agents and observations, by ``group/part``.
+        """Return active agents and observations, by ``group/part``, and `TRUNCATED`.
 
         Raises:
             InputError: a number that the space of an observation does not contain, or
@@ -334,7 +336,7 @@ class StepArrays:
         """
         self._validate_ranges()
         self._validate_masks()
-        tensors = {}
+        tensors = {TRUNCATED: torch.from_numpy(self.truncated).to(device)}
         for name, arrays in self.parts.items():
             for part, array in arrays.items():
                 tensor = torch.from_numpy(array).to(device)

@@ -177,6 +177,10 @@ class Pong(BatchedEnv):
         return selected
 
     @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_emulator": None, "_turn": STALE}
+
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         saved, self._turn = self.screens, STALE

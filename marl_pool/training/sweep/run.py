@@ -28,7 +28,7 @@ from marl_pool.utils.text import print_line, quoted
 if TYPE_CHECKING:
     from marl_pool.training.sweep.search import Search
 
-VALIDATE: dict[str, tuple[Callable[[Any], None], Callable[[Any], object]]] = {
+VALIDATE: dict[str, tuple[Callable[[Any], object], Callable[[Any], object]]] = {
     "train": (cluster.validate_device, algorithm_config),
     "fit": (lambda config: checked_device(config.device), make_task),
 }

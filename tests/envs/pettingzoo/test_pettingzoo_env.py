@@ -638,3 +638,21 @@ if __name__ == "__main__":
 def test_misspelt_module_of_an_installed_package(module, message):
     with pytest.raises(InputError, match=message):
         find_factory(module)
+
+
+def test_the_limit_of_an_episode_is_part_of_its_state():
+    module = {"module": "mpe2.simple_spread_v3", "options": {"max_cycles": 2}}
+    env = PettingZooEnv(3, seed=0, **module)
+    assert not env.at_limit().any()
+    env.reset()
+    size = (3, env.groups["agent"].num_agents)
+    for _ in range(2):
+        assert not env.at_limit().any()
+        env.step({"agent": torch.zeros(size, dtype=torch.int64)})
+    assert env.at_limit().all()
+    env.reset(torch.tensor([False, True, False]))
+    assert env.at_limit().tolist() == [True, False, True]
+    assert env.select(torch.tensor([1, 0])).at_limit().tolist() == [False, True]
+    other = PettingZooEnv(3, seed=0, **module)
+    other.load_state_dict(env.state_dict())
+    assert other.at_limit().tolist() == [True, False, True]
