@@ -15,6 +15,20 @@ from marl_pool.envs.scripted import Heuristic
 from marl_pool.tokens import SELF_TYPE, Tokens
 
 
+def is_observer(tokens: Tokens) -> Tensor:
+    """Return which token is the observer's own, ``(*B, N)`` bool."""
+    return (tokens.types == SELF_TYPE) & ~tokens.padding
+
+
+def observer_features(tokens: Tokens) -> Tensor:
+    """Return the features ``(*B, F)`` of the observer's own token, wherever it is."""
+    slot = is_observer(tokens).byte().argmax(-1)[..., None, None]
+    features = tokens.features
+    return features.gather(-2, slot.expand(*slot.shape[:-1], features.shape[-1]))[
+        ..., 0, :
+    ]
+
+
 class ForceHeuristic(Heuristic):
     """Base of policies that compute a force and take the nearest action.
 

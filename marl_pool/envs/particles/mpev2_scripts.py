@@ -9,7 +9,11 @@ from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles import mpev2
-from marl_pool.envs.particles.heuristics import ForceHeuristic
+from marl_pool.envs.particles.heuristics import (
+    ForceHeuristic,
+    is_observer,
+    observer_features,
+)
 from marl_pool.envs.particles.mpev2 import MASS, MPEv2
 from marl_pool.envs.particles.physics import DAMPING, DIRECTIONS, DT, dead_beat
 from marl_pool.tokens import Tokens
@@ -80,11 +84,14 @@ class PairingScript(ForceHeuristic):
         """Return the slot ``(*B,)`` of each observer's entity, and if there is one."""
         relative = _relative(tokens)
         types, present = tokens.types, ~tokens.padding
-        is_agent = ((types == self.types["agent"]) | (types == 0)) & present
+        is_self = is_observer(tokens)
+        is_agent = ((types == self.types["agent"]) & present) | is_self
         is_goal = (types == self.types[self.goal]) & present
+        # The observer is the first of the agents.
+        ranks = (is_agent.byte() + is_self.byte(), is_goal.byte())
         agents, goals = (
-            mask.byte().argsort(dim=-1, descending=True, stable=True)[..., :most]
-            for mask, most in ((is_agent, self.most[0]), (is_goal, self.most[1]))
+            rank.argsort(dim=-1, descending=True, stable=True)[..., :most]
+            for rank, most in zip(ranks, self.most, strict=True)
         )
         goal_places, agent_places = (
             _gather(relative, slots)[..., :2] for slots in (goals, agents)
@@ -97,7 +104,6 @@ class PairingScript(ForceHeuristic):
         )
         distance = distance.masked_fill(unfit, torch.inf)
         rounds = self.rounds(is_agent.sum(-1), is_goal.sum(-1))
-        # The observer is the first of the agents.
         nearest = goals.gather(-1, distance[..., 0, :].argmin(-1, keepdim=True))[..., 0]
         goal = torch.full_like(types[..., 0], -1)
         for number in range(self.most_rounds):
@@ -113,10 +119,8 @@ class PairingScript(ForceHeuristic):
 
 
 def _relative(tokens: Tokens) -> Tensor:
-    """Return the features, with 0 for the observer's own token, which is the first."""
-    features = tokens.features.clone()
-    features[..., 0, :] = 0
-    return features
+    """Return the features, with 0 for the observer's own token."""
+    return tokens.features.masked_fill(is_observer(tokens)[..., None], 0)
 
 
 def _gather(features: Tensor, slots: Tensor) -> Tensor:
@@ -211,7 +215,7 @@ class EvadingScript(ForceHeuristic):
 
     @override
     def force(self, tokens: Tokens) -> Tensor:
-        observer = tokens.features[..., 0, :]
+        observer = observer_features(tokens)
         pushes = observer.new_tensor(DIRECTIONS) * self.acceleration
         shift = torch.zeros_like(observer[..., None, :2]) + 0 * pushes
         velocity = observer[..., None, 2:].expand_as(shift)

@@ -7,7 +7,7 @@ from torch.nn.functional import one_hot
 from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
-from marl_pool.envs.particles.heuristics import ForceHeuristic
+from marl_pool.envs.particles.heuristics import ForceHeuristic, observer_features
 from marl_pool.envs.particles.physics import DIRECTIONS, dead_beat
 from marl_pool.envs.particles.speaking import MOTION
 from marl_pool.envs.scripted import Heuristic
@@ -41,7 +41,7 @@ class SpeakerHeuristic(Heuristic):
 
     @override
     def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        message = tokens.features[..., 0, MOTION:]
+        message = observer_features(tokens)[..., MOTION:]
         return (message if self.continuous else message.argmax(-1)), message
 
 
@@ -107,7 +107,7 @@ class ReferenceHeuristic(ListenerHeuristic):
     def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         force = self.force(tokens)
         move = self.steering.toward(force)
-        goal, silence = self._split(tokens.features[..., 0, MOTION:])
+        goal, silence = self._split(observer_features(tokens)[..., MOTION:])
         if not self.steering.continuous:
             word = goal.argmax(-1).clamp(max=silence.shape[-1] - 1)
             return move + len(DIRECTIONS) * word, force

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from typing_extensions import override
 
-from marl_pool.envs.particles.heuristics import ForceHeuristic
+from marl_pool.envs.particles.heuristics import ForceHeuristic, observer_features
 from marl_pool.envs.particles.physics import DIRECTIONS
 from marl_pool.envs.particles.simple_tag import flight
 from marl_pool.envs.particles.simple_world_comm import FEATURES, PREDATORS
@@ -46,7 +46,7 @@ class HunterHeuristic(WorldHeuristic):
         marks = torch.where(leader[..., None], tokens.features[..., MOTION:], 0.0)
         words = marks.sum(-2)[..., FEATURES:][..., : len(QUADRANTS)]
         centres = words.new_tensor(QUADRANTS)[: words.shape[-1]]
-        position = tokens.features[..., 0, MOTION + 1 : MOTION + FEATURES]
+        position = observer_place(tokens)
         search = words @ centres - position * words.any(-1, keepdim=True)
         return torch.where(prey.any(-1, keepdim=True), chase, search)
 
@@ -64,7 +64,7 @@ class LeaderHeuristic(HunterHeuristic):
         prey = nearest(tokens, self.visible(tokens, "agent"))
         # Padded slots may hold NaN.
         away = torch.where(prey[..., None] > 0, tokens.features[..., :2], 0.0).sum(-2)
-        place = away + tokens.features[..., 0, MOTION + 1 : MOTION + FEATURES]
+        place = away + observer_place(tokens)
         num_words = tokens.features.shape[-1] - MOTION - FEATURES
         word = (place[..., 0] > 0) + 2 * (place[..., 1] > 0)
         word = word.clamp(max=num_words - 1)
@@ -85,10 +85,14 @@ class ForagerHeuristic(WorldHeuristic):
     def force(self, tokens: Tokens) -> Tensor:
         away = tokens.features[..., :2]
         threats = self.visible(tokens, *PREDATORS) & (away.norm(dim=-1) < DANGER)
-        home = -tokens.features[..., 0, MOTION + 1 : MOTION + FEATURES]
-        escape = flight(away, home, ~threats) * self.acceleration
+        escape = flight(away, -observer_place(tokens), ~threats) * self.acceleration
         meal = steer(tokens, nearest(tokens, self.visible(tokens, "food")))
         return torch.where(threats.any(-1, keepdim=True), escape, meal)
+
+
+def observer_place(tokens: Tokens) -> Tensor:
+    """Return the observer's absolute position ``(*B, 2)``."""
+    return observer_features(tokens)[..., MOTION + 1 : MOTION + FEATURES]
 
 
 def nearest(tokens: Tokens, among: Tensor) -> Tensor:
