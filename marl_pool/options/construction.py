@@ -78,7 +78,13 @@ def build(
 
 def with_name(part: str | Mapping[str, Any]) -> dict[str, Any]:
     """Return a part, perhaps given by its name alone, as ``{"name": …, **options}``."""
-    return {"name": part} if isinstance(part, str) else dict(part)
+    if isinstance(part, str):
+        return {"name": part}
+    if not isinstance(part, Mapping):
+        raise InputError(
+            f"policy: expected a part's name or {{'name': …, **options}}, got {part!r}"
+        )
+    return dict(part)
 
 
 def check_constructor(cls: type[Any], kind: str) -> None:

@@ -1,5 +1,6 @@
 """Base classes of policies: one contract, recurrent or not."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -187,7 +188,7 @@ class SpecifiedPolicy(Policy):
         These are tokens of batch ``(rows, 1)``, the previous action ``(rows, 1, A)``
         and the memory ``(rows, …)``; the state () marks an episode's start.
         """
-        rows = tokens.batch_shape.numel()
+        rows = math.prod(tokens.batch_shape)  # `numel` would fix the size of an export
         if state:
             last = len(tokens.batch_shape) - 1
             flat = tree_map(lambda tensor: tensor.flatten(0, last), state)

@@ -5,6 +5,7 @@ agents), ``model.safetensors`` (weights named module/parameter) and, optionally,
 ``manifest.json`` (checksums of both).
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
@@ -66,6 +68,9 @@ def save_policies(
         path: created if missing; existing policy files in it are replaced.
         env: environment of the policies, ``{"name": …, **options}``, for a folder
             outside a run, or None to record none.
+
+    Raises:
+        InputError: options that are not JSON-ready; no file is replaced.
     """
     folder = Path(path)
     make_folder(folder)
@@ -80,6 +85,8 @@ def save_policies(
         "groups": dict(groups),
         **({} if env is None else {"env": dict(env)}),
     }
+    # Before a file is replaced, and with Python's numbers in place of NumPy's.
+    config = json.loads(json.dumps(config, default=_to_plain))
     weights = {
         f"{name}/{key}": tensor
         for name, policy in modules.items()
@@ -88,6 +95,15 @@ def save_policies(
     write_tensors(weights, folder / WEIGHTS)
     write_json(folder / CONFIG, config, indent=2)
     write_manifest(folder, (CONFIG, WEIGHTS))
+
+
+def _to_plain(option: Any) -> Any:
+    if isinstance(option, np.generic):
+        return option.item()
+    raise InputError(
+        f"policy: expected options of JSON's types, got {option!r}, "
+        f"a {type(option).__name__}"
+    )
 
 
 def copy_policy(source: Path, folder: Path) -> None:
@@ -125,7 +141,8 @@ def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> SpecifiedPo
     """Read the only policy in the folder ``path``.
 
     Nothing is unpickled, ray is not needed, and a class outside the package is
-    imported only if the caller lists it in ``plugins``.
+    imported only if the caller lists it in ``plugins``. Parameters are loaded as
+    float32, whatever their dtype was.
 
     Args:
         path: folder written by `save_policy` or by training (``RUN/policy``),

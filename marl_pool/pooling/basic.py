@@ -9,6 +9,7 @@ from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
 
+LARGEST = torch.finfo(torch.float32).max
 EPS = 1e-6
 """Lower bound of relative distances, where a power still has a gradient; and of the
 features themselves with ``shift=False``, as published."""
@@ -128,9 +129,9 @@ class PowerMeanPooling(Pooling):
         shift: bool = True,
     ) -> None:
         super().__init__(dim)
-        if not p >= 1 or (learn and p == 1):
-            least = "above 1 where it is learned" if learn else "at least 1"
-            raise InputError(f"pooling.p: expected a number {least}, got {p}")
+        if not 1 <= p <= LARGEST or (learn and p == 1):
+            least = "above 1 where it is learned" if learn else "of at least 1"
+            raise InputError(f"pooling.p: expected a float32 {least}, got {p}")
         self.shift = shift
         self.learn = learn
         if learn:
@@ -184,7 +185,7 @@ class SoftmaxPooling(Pooling):
     .. math::
         y_d = \sum_{i=1}^N \mathrm{softmax}_i(\beta_d\, x_{i,d})\; x_{i,d}
 
-    β = 0 is the average, and β → ∞ the maximum.
+    β = 0 is the average, and a large β almost the maximum.
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
@@ -200,9 +201,10 @@ class SoftmaxPooling(Pooling):
 
     def __init__(self, dim: Extent, *, beta: float = 1.0, learn: bool = True) -> None:
         super().__init__(dim)
-        if not beta >= 0 or (learn and beta == 0):
+        lowest = torch.finfo(torch.float32).tiny if learn else 0.0
+        if not lowest <= beta <= LARGEST:
             least = "above 0 where it is learned" if learn else "of at least 0"
-            raise InputError(f"pooling.beta: expected a number {least}, got {beta}")
+            raise InputError(f"pooling.beta: expected a float32 {least}, got {beta}")
         initial = torch.full((dim,), float(beta))
         if learn:
             self.log_beta = nn.Parameter(initial.log())

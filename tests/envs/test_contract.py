@@ -278,7 +278,7 @@ def test_heuristics_are_permutation_invariant(name, options):
             tokens.num_tokens, generator=torch.Generator().manual_seed(0)
         )
         mask = tokens.action_mask
-        parts = (part[:, :, order] for part in tokens[:3])
+        parts = [part[:, :, order] for part in tokens[:3]]
         if group.actions.selects:
             order = torch.cat([torch.tensor([0]), order + 1])
             mask = mask if mask is None else mask[..., order]

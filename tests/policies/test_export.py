@@ -8,6 +8,7 @@ import torch
 
 from helpers.samples import SPEC
 from marl_pool import make_policy, pooling_names
+from marl_pool.policies import make_agent
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.export import ActionNetwork, export_policy
 from marl_pool.utils.errors import InputError
@@ -32,6 +33,17 @@ def test_torch_loads_what_was_exported(tmp_path):
     assert actions.dtype == torch.int64
     with pytest.raises(InputError, match="new.pt2 exists; choose another --out"):
         export_policy(policy("max"), file, "torch")
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_an_agent_without_a_memory_takes_any_batch(tmp_path, rows):
+    agent = make_agent(SPEC, BOX, "feed_forward", seed=0)
+    assert export_policy(agent, tmp_path / "new.pt2", "torch") == 0
+    module = torch.export.load(tmp_path / "new.pt2").module()
+    types, padding = torch.zeros(2, rows, SPEC.num_tokens).long()
+    inputs = torch.randn(rows, SPEC.num_tokens, SPEC.num_features), types, padding > 0
+    expected = ActionNetwork(agent)(*inputs)
+    torch.testing.assert_close(module(*inputs), expected)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,22 @@ def test_action_specs_are_choices_or_bounds(parts: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"n": 2.5}, "integers as sizes"),
+        ({"n": "3"}, "integers as sizes"),
+        ({"choices": (2, 1.0)}, "integers as sizes"),
+        ({"low": (1.0,), "high": (0.0,)}, "finite bounds"),
+        ({"low": (0.0,), "high": (math.inf,)}, "finite bounds"),
+        ({"low": (math.nan,), "high": (1.0,)}, "finite bounds"),
+    ],
+)
+def test_action_specs_have_sizes_and_bounds(parts: dict[str, Any], message) -> None:
+    with pytest.raises(InputError, match=f"action space: expected {message}, got"):
+        ActionSpec(**parts)
+
+
+@pytest.mark.parametrize(
     "space",
     [
         spaces.Discrete(3, start=1),
@@ -376,6 +392,8 @@ def test_a_policy_without_memory_has_an_empty_state() -> None:
         ({"input_activation": "tanh"}, "input_activation: expected gelu, relu or null"),
         ({"pooling": "meen"}, "unknown pooling 'meen'"),
         ({"encoder": "transformers"}, r"unknown encoder.*mean 'transformer'\?"),
+        ({"pooling": 3}, "expected a part's name or .*, got 3"),
+        ({"encoder": None}, "expected a part's name or .*, got None"),
         ({"pooling": {"name": "ada", "heads": 2}}, "option of pooling 'ada': 'heads'"),
     ],
 )

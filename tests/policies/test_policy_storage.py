@@ -117,6 +117,24 @@ def test_a_loaded_policy_acts_identically(
     assert not loaded.training
 
 
+def test_numpys_numbers_are_saved_as_pythons(tmp_path: Path) -> None:
+    pooling = {"name": "pma", "num_seeds": np.int64(2)}
+    policy = make(pooling=pooling, init_std=np.float32(0.25))
+    save_policy(policy, tmp_path)
+    loaded = load_policy(tmp_path)
+    assert same_decisions(loaded, policy)
+    assert loaded.config["pooling"]["num_seeds"] == 2
+
+
+def test_options_that_json_lacks_leave_the_saved_policy_alone(folder: Path) -> None:
+    before = {name: (folder / name).read_bytes() for name in (CONFIG, WEIGHTS)}
+    policy = make(seed=5)
+    policy.config["note"] = {3}
+    with pytest.raises(InputError, match=r"options of JSON's types, got \{3\}, a set"):
+        save_policy(policy, folder)
+    assert {name: (folder / name).read_bytes() for name in (CONFIG, WEIGHTS)} == before
+
+
 @pytest.mark.parametrize(
     "options",
     [
