@@ -522,6 +522,8 @@ def _perturbation(
     if isinstance(perturbation, str):
         perturbation = {"name": perturbation}
     if isinstance(perturbation, Mapping) and isinstance(perturbation.get("name"), str):
+        if "specs" in perturbation:
+            raise InputError("perturbation: the specs are the environment's, got some")
         perturbation = make_perturbation(specs=specs, **perturbation)
     if not isinstance(perturbation, Perturbation):
         raise InputError(

@@ -14,6 +14,8 @@ from marl_pool.api.train import compose_run, fitted, new_run
 from marl_pool.cli import common
 from marl_pool.files.hub import is_hub
 from marl_pool.options.names import allowed, trust
+from marl_pool.options.overrides import Override
+from marl_pool.options.signatures import show
 from marl_pool.utils.errors import InputError, validate_module
 from marl_pool.utils.text import print_line, quoted
 
@@ -71,12 +73,17 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     plan = make_plan(overrides, folder, verb)
     if arguments.search:
         validate_module("optuna")
-    # Print the study that the trials have in common.
+    # Print the first trial, since a key without a default may be swept, and the others'
+    # values.
     if arguments.cfg:
         study = config.STUDIES[verb]
-        composed = config.compose_only(study, plan.overrides, folder)
+        values = plan.examples[0].values.items()
+        first = [Override(key, [value]) for key, value in values]
+        composed = config.compose_only(study, [*plan.overrides, *first], folder)
         checked = config.check_plain(study, {**composed, "grid": plan.grid})
         common.print_config(study, checked, folder)
+        for key, (kind, *limits) in (plan.space or {}).items():
+            print(f"# searched: {key}={kind}({','.join(map(show, limits))})")
         return 0
     if arguments.or_resume and arguments.sweep_dir is None:
         raise InputError("--or-resume: expected --sweep-dir DIR, the sweep's folder")

@@ -79,7 +79,14 @@ def trust(
             outer `trust`'s.
         config: the file's content, so that a message names all that has to be allowed;
             by default the outer `trust`'s.
+
+    Raises:
+        InputError: ``plugins`` is not a list of names.
     """
+    if isinstance(plugins, str) or not isinstance(plugins, Iterable):
+        raise InputError(
+            f"plugins: expected a list of package.module:Class, got {plugins!r}"
+        )
     # Inside another restriction, both apply.
     outer, allowed = _restriction.get(), frozenset(plugins)
     if outer is not None:

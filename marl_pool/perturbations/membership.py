@@ -107,7 +107,7 @@ class Occlude(TokenShare):
             is_signal = among == "signal"
             types = [name for name in names if (name in self.signal_types) == is_signal]
             # If only the observer's own type is left, there is nothing to occlude.
-            if not set(types) - {names[SELF_TYPE]}:
+            if set(types) <= {*names[: int(self.has_self)]}:
                 raise UnfitTokensError(
                     f"perturbation.among: no type of tokens here is {among}"
                 )

@@ -166,6 +166,13 @@ def test_an_inner_trust_never_allows_more() -> None:
     names.validate_trusted("c:D", "policy")
 
 
+@pytest.mark.parametrize("plugins", [3, None, "my_module:Head"])
+def test_plug_ins_are_a_list_of_names(plugins) -> None:
+    message = "plugins: expected a list of package.module:Class, got "
+    with pytest.raises(InputError, match=message), trust(plugins):
+        pass
+
+
 def test_threads_and_processes_are_as_restricted(payload: Path) -> None:
     probe = "import sys; from marl_pool.options.names import resolve\n"
     probe += f"resolve({PAYLOAD!r}, {{}}, 'thing', object)"

@@ -275,6 +275,17 @@ def test_occlusion_among_some_types(among, kinds):
     assert play(exposed, tokens)[0].padding[..., 0].all() == (among == "signal")
 
 
+def test_the_first_type_may_be_noise_where_there_is_no_self():
+    names = ("dust", "agent", "signal", "noise")
+    kinds = TokenSpec(9, 4, names, signal_types=names[1:], has_self=False)
+    occlude = make_perturbation(
+        "occlude", specs={"agent": kinds}, severity=1.0, among="noise"
+    )
+    tokens = make_tokens(0)
+    missing = play(occlude, tokens)[0].padding & ~tokens.padding
+    assert torch.equal(missing, (tokens.types == 0) & ~tokens.padding)
+
+
 BLIND = TokenSpec(9, 4, TYPE_NAMES)
 PURE = TokenSpec(9, 4, TYPE_NAMES, signal_types=TYPE_NAMES)
 PAIR = TokenSpec(9, 4, ("self", "frog"))

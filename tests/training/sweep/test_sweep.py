@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -168,6 +169,22 @@ def test_a_wrong_sweep_is_refused_in_one_line(refused, arguments, message):
 @yaml_cases("words, message")
 def test_a_grid_is_nothing_for_train(refused, words, message):
     assert message in refused(*words.split())
+
+
+def test_a_configuration_is_printed_though_a_required_key_is_swept(capsys):
+    modules = "env.module=mpe2.simple_spread_v3,mpe2.simple_tag_v3"
+    assert cli.main(["sweep", "env=pettingzoo", modules, "--cfg"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["env"]["module"] == "mpe2.simple_spread_v3"
+    assert len(printed["grid"]["env.module"]) == 2
+
+
+def test_the_ranges_of_a_search_are_printed(capsys):
+    words = ["--search", "ppo.lr=log_uniform(1e-4,1e-2)", "pooling=choice(ada,max)"]
+    assert cli.main(["sweep", *words, "--cfg"]) == 0
+    *_, first, second = capsys.readouterr().out.splitlines()
+    assert first == "# searched: ppo.lr=log_uniform(0.0001,0.01)"
+    assert second == "# searched: pooling=choice(ada,max)"
 
 
 @pytest.mark.slow
