@@ -107,8 +107,8 @@ types: $(BIN)/.dev  ## mypy
 imports: $(BIN)/.dev  ## Which room may know which
 	$(BIN)/lint-imports --no-cache
 
-quick: $(BIN)/.dev  ## pytest, without the slow tests
-	$(PYTEST) $(PAIR) -m "not slow"
+quick: $(BIN)/.dev  ## pytest, without the slow tests; TESTS=tests/pooling for some
+	$(PYTEST) $(PAIR) -m "not slow" $(TESTS)
 
 slow: $(BIN)/.dev  ## pytest: the slow tests
 	$(PYTEST) $(FILES) -m slow

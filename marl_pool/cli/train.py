@@ -15,7 +15,6 @@ from marl_pool.cli import common
 from marl_pool.files.hub import is_hub
 from marl_pool.options.names import allowed, trust
 from marl_pool.options.overrides import Override
-from marl_pool.options.signatures import show
 from marl_pool.utils.errors import InputError, validate_module
 from marl_pool.utils.text import print_line, quoted
 
@@ -83,7 +82,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         checked = config.check_plain(study, {**composed, "grid": plan.grid})
         common.print_config(study, checked, folder)
         for key, (kind, *limits) in (plan.space or {}).items():
-            print(f"# searched: {key}={kind}({','.join(map(show, limits))})")
+            print(f"# searched: {key}={kind}({','.join(map(str, limits))})")
         return 0
     if arguments.or_resume and arguments.sweep_dir is None:
         raise InputError("--or-resume: expected --sweep-dir DIR, the sweep's folder")

@@ -21,6 +21,8 @@ from marl_pool.cli.help import HELP
 from marl_pool.cli.main import main
 from marl_pool.config import compose, plan_search, plan_sweep
 from marl_pool.envs import make_batched_env
+from marl_pool.perturbations import PERTURBATIONS
+from marl_pool.perturbations.actions import changes_actions
 from marl_pool.policies import make_policy
 from marl_pool.policies.export import SUFFIXES
 from marl_pool.policies.storage import save_policies
@@ -231,6 +233,13 @@ def test_its_extras_exist():
     assert mentions
     extras = PROJECT["project"]["optional-dependencies"]
     assert {extra for group in mentions for extra in group.split(",")} <= set(extras)
+
+
+def test_the_libraries_table_has_all_perturbations_of_observations():
+    page = (ROOT / "docs" / "libraries" / "index.md").read_text("utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall("`(\\w+)`", row)}
+    assert named == {name for name in PERTURBATIONS if not changes_actions(name)}
 
 
 @pytest.mark.parametrize("kind", component_tables.PAGES)

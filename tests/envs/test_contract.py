@@ -49,10 +49,30 @@ COLLIDING: list[tuple[str, dict[str, Any]]] = [
     )
     for prey, dtype in zip(KINDS, (FLOAT, DOUBLE, FLOAT), strict=True)
 ]
+SHARED = [case.values for case in CASES if case.values[0] not in VARIANTS]
+"""Cases of the other environments; those of a simulator have tests of their own."""
+
+
+def is_simulated(name: str) -> bool:
+    return resolve(ENVS[name], {}, "env", BatchedEnv).simulated
+
+
 each_env = pytest.mark.parametrize(
     ("name", "options"),
-    [(name, options) for name, variants in VARIANTS.items() for options in variants],
+    [
+        *((name, options) for name in VARIANTS for options in VARIANTS[name]),
+        *(case for case in SHARED if not is_simulated(case[0])),
+    ],
 )
+LACKING = {
+    "draw": set(),
+    "glyphs": {"ant", "ant_bullet", "car_racing", "cartpole", "pong", "xor"},
+    "signal": {"ant", "ant_bullet", "car_racing", "pong"},
+    "positions": {"ant", "ant_bullet", "car_racing", "cartpole", "pong", "xor"},
+}
+"""Environments without a part that an environment should have where it can: tokens on
+channels or patches have no places, and of a body or a screen none is known to matter.
+"""
 
 
 def make_started_env(
@@ -94,6 +114,19 @@ def run(env: BatchedEnv, steps: int, first: int = 0) -> list[Tensor]:
 
 def assert_equal(actual: list[Tensor], expected: list[Tensor]) -> None:
     assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted({*ENVS} - {"pettingzoo"}))
+def test_an_environment_says_what_it_can_of_its_tokens(name):
+    env = make_batched_env(name, 1)
+    specs = [group.tokens for group in env.groups.values()]
+    parts = {
+        "draw": env.overrides("draw"),
+        "glyphs": env.overrides("glyphs"),
+        "signal": env.overrides("signal") or all(s.signal_types for s in specs),
+        "positions": all(spec.positions for spec in specs),
+    }
+    assert parts == {part: name not in LACKING[part] for part in parts}
 
 
 def test_an_environment_without_a_script_is_a_known_exception():
