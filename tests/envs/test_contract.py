@@ -50,7 +50,7 @@ COLLIDING: list[tuple[str, dict[str, Any]]] = [
     for prey, dtype in zip(KINDS, (FLOAT, DOUBLE, FLOAT), strict=True)
 ]
 SHARED = [case.values for case in CASES if case.values[0] not in VARIANTS]
-"""Cases of the other environments; those of a simulator have tests of their own."""
+"""Cases of the other environments; simulators have tests of their own."""
 
 
 def is_simulated(name: str) -> bool:
