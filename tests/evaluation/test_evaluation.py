@@ -4,7 +4,7 @@ import csv
 import io
 import itertools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ import torch
 from helpers.evaluated import evaluate, levels
 from helpers.farm import FoxAndHens
 from helpers.tables import yaml_cases
+from marl_pool import evaluate as evaluate_model
 from marl_pool.compiled import compile
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.description import describe_env
+from marl_pool.evaluation import plots
 from marl_pool.evaluation.cases import label, perturb, play
 from marl_pool.evaluation.computing import computing
 from marl_pool.evaluation.load import target_from_run
@@ -43,7 +45,7 @@ from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
-from marl_pool.policies.storage import save_policies
+from marl_pool.policies.storage import load_policy, save_policies
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import EVALUATION_ENVS
@@ -585,3 +587,20 @@ def test_the_number_of_threads_is_restored() -> None:
     assert torch.get_num_threads() == before
     with computing(None):
         assert torch.get_num_threads() == before
+
+
+def test_sampled_baselines_have_lines_of_their_own(tmp_path, monkeypatch):
+    draw, names = plots.draw_panels, []
+
+    def drawn(*args, lines, **options):
+        names.extend(lines)
+        return draw(*args, lines=lines, **options)
+
+    monkeypatch.setattr(plots, "draw_panels", drawn)
+    policy = load_policy("pretrained=simple_centroid")
+    shuffle = {"name": "shuffle", "severities": [1.0]}
+    suite = {"perturbations": [shuffle]}
+    rows = evaluate_model(policy, "simple_centroid", suite=suite, episodes=2).results
+    sampled = [replace(row, stochastic=True) for row in rows if row.policy == "random"]
+    plots.plot_robustness([*rows, *sampled], tmp_path / "robustness.png", "title")
+    assert names == ["random, clean", "heuristic, clean", "random, sampled, clean"]
