@@ -46,6 +46,10 @@ Examples = Annotated[PositiveInt, AtMost(100_000_000)]
 """Number of steps or examples of a batch or data set."""
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LearningRate = Annotated[
+    float, Field(gt=0, le=1e30, description="a number > 0 and <= 1e30")
+]
+"""Adam overflows at rates beyond the range of float32; any above 1 only diverges."""
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
 Severity = Annotated[
     UnitInterval | tuple[UnitInterval, UnitInterval],

@@ -12,6 +12,7 @@ from marl_pool.options.types import (
     Episodes,
     Examples,
     Kernels,
+    LearningRate,
     LearningRateSchedule,
     NonNegativeFloat,
     Options,
@@ -54,7 +55,7 @@ class PPOSettings:
     """Passes over each batch."""
     max_seq_len: PositiveInt = 32
     """Longest training sequence of a recurrent policy, in steps."""
-    lr: PositiveFloat = 3.5e-3
+    lr: LearningRate = 3.5e-3
     """Learning rate of Adam, at the start if a schedule changes it."""
     lr_schedule: LearningRateSchedule = "constant"
     """constant, or linear: from ``lr`` at the start to zero at ``total_steps``. A run

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from marl_pool.options.types import (
     Episodes,
     Examples,
+    LearningRate,
     NonNegativeFloat,
     NonNegativeInt,
     Options,
@@ -65,7 +66,7 @@ class CloneSettings:
     auxiliary: NonNegativeFloat = 0.0
     """Weight of the auxiliary head's squared error: it predicts the teacher's
     privileged targets from the student's last hidden layer. 0: no auxiliary head."""
-    lr: PositiveFloat = 1e-3
+    lr: LearningRate = 1e-3
     """Learning rate of Adam at the start."""
     lr_end: NonNegativeFloat = 1e-5
     """Learning rate of the last batch, to which it falls along a cosine."""

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from marl_pool.options.types import (
     Examples,
+    LearningRate,
     NonNegativeFloat,
     Options,
     PositiveFloat,
@@ -40,7 +41,7 @@ class FitSettings:
     """Examples of a gradient step."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """Adam, or AdamW with decoupled weight decay."""
-    lr: PositiveFloat = 5e-4
+    lr: LearningRate = 5e-4
     """Peak learning rate."""
     weight_decay: NonNegativeFloat = 0.0
     """Weight decay of the optimizer."""
