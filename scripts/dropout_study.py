@@ -58,6 +58,8 @@ RANDOM, SCRIPTED = "random actions", "script"
 REFERENCE_RETURNS = {
     "1-3-28": {RANDOM: -1.90, SCRIPTED: -0.23},
     "1-31-0": {RANDOM: -1.82, SCRIPTED: -0.18},
+    "1-15-16": {RANDOM: -1.82, SCRIPTED: -0.19},
+    "1-1-30": {RANDOM: -2.08, SCRIPTED: -0.31},
 }
 """Returns of 2048 episodes, by counts; standard errors of 0.01 and 0.002."""
 INITIAL, LARGEST = "first iteration", "largest possible"
