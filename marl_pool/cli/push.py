@@ -39,7 +39,7 @@ def push(arguments: Namespace, overrides: list[str]) -> int:
         commit = upload.push(
             files,
             target,
-            f"Policy of {run.path.name}, by marl-pool push",
+            f"Policy of {run.name}, by marl-pool push",
             private=arguments.private,
             force=arguments.force,
         )
@@ -101,9 +101,7 @@ def _stage(
     if evaluation := newest_evaluation(run):
         files[RESULTS] = evaluation
     else:
-        print_line(
-            f"no evaluation of {run.path.name}'s best policy, so the card has none"
-        )
+        print_line(f"no evaluation of {run.name}'s best policy, so the card has none")
     if picture := _picture(run, folder, arguments.plugin):
         files[f"replay{picture.suffix}"] = picture
     card = write_card(

@@ -73,7 +73,7 @@ def ls(arguments: Namespace, overrides: list[str]) -> int:
 def _row(path: Path, folder: Path) -> list[str]:
     from marl_pool.runs.run import Run
 
-    name = str(path.relative_to(folder)) if path != folder else path.name
+    name = str(path.relative_to(folder)) if path != folder else path.resolve().name
     try:
         run = Run.open(path)
         done, total, _ = _progress(run)

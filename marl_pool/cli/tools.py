@@ -123,7 +123,7 @@ def export(arguments: Namespace, overrides: list[str]) -> int:
     standalone = find_standalone(arguments.run, None)
     if standalone is None:
         run = open_run("export", arguments.run)
-        name, folder = run.path.name, run.policy_path()
+        name, folder = run.name, run.policy_path()
     else:
         name, folder = standalone.name, standalone.folder
     modules, _ = load_modules(folder, plugins=arguments.plugin)

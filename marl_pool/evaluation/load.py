@@ -66,7 +66,7 @@ def target_from_run(
         target = EvaluationTarget(
             policies=to_float64(policies, settings.device),
             env=env,
-            source=run.path.name,
+            source=run.name,
             trained_env=dict(run.env),
             seed=settings.seed,
             device=settings.device,

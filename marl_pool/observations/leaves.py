@@ -320,6 +320,7 @@ def make_leaf(
     number: Any,
     *,
     alone: bool,
+    are_rows: bool = False,
     prefix: str = "",
 ) -> Leaf:
     """Return the tokens of a plain space that `refusal` accepts.
@@ -330,6 +331,7 @@ def make_leaf(
         options: how it becomes tokens.
         number: NumPy dtype in which floats are stored.
         alone: True if the observation has no other leaf.
+        are_rows: True for a matrix of rows that is no image, whatever its bounds are.
         prefix: start of errors about options.
     """
     part = Part.of(space, name, number)
@@ -338,7 +340,7 @@ def make_leaf(
         return ChoiceLeaf(space, part, name)
     if dims < 2:
         return VectorLeaf(part, name, split=alone and dims == 1)
-    if is_image(space, options):
+    if not are_rows and is_image(space, options):
         return ImageLeaf(part, name, options, prefix)
     if (presence := presence_of(name, options)) is not None:
         validate_indices(f"{prefix}presence", [presence], part.shape[1])

@@ -53,13 +53,20 @@ class LeavesView(TokenView):
         options: how it becomes tokens.
         number: NumPy dtype in which floats are stored.
         prefix: start of errors about options.
+        are_rows: True if no matrix is an image, whatever its bounds are.
 
     Raises:
-        InputError: options that do not fit the space.
+        InputError: options that do not fit the space, or types of one name.
     """
 
     def __init__(
-        self, space: spaces.Space[Any], options: TokenOptions, number: Any, prefix: str
+        self,
+        space: spaces.Space[Any],
+        options: TokenOptions,
+        number: Any,
+        prefix: str,
+        *,
+        are_rows: bool = False,
     ) -> None:
         self.space = space
         by_path = dict(leaves_of(space))
@@ -69,7 +76,15 @@ class LeavesView(TokenView):
         alone = len(sets) == 1
         lists = {path: leaf for path, leaf in sets.items() if element_space(leaf)}
         leaves: dict[str, Leaf] = {
-            path: make_leaf(leaf, path, options, number, alone=alone, prefix=prefix)  # type: ignore[arg-type]
+            path: make_leaf(
+                leaf,  # type: ignore[arg-type]
+                path,
+                options,
+                number,
+                alone=alone,
+                are_rows=are_rows,
+                prefix=prefix,
+            )
             for path, leaf in sets.items()
             if path not in lists
         }
@@ -85,7 +100,13 @@ class LeavesView(TokenView):
             self.lists[path or WHOLE] = storage
             rows: Any = rows_space(element_space(leaf), count)  # type: ignore[arg-type]
             leaves[path] = make_leaf(
-                rows, path, options, number, alone=False, prefix=prefix
+                rows,
+                path,
+                options,
+                number,
+                alone=False,
+                are_rows=True,
+                prefix=prefix,
             )
             masks[path] = SlotMask(f"{path or WHOLE}/{UNUSED}", absent=True)
         # Lists were added last, but tokens follow the order of the space.
@@ -99,10 +120,18 @@ class LeavesView(TokenView):
         if alone and self.leaves[0].keeps_bytes:
             self.dtype = torch.uint8
         self.width = max(leaf.num_features for leaf in self.leaves)
+        type_names = [name for leaf in self.leaves for name in leaf.type_names]
+        for name in type_names:
+            # As for choices `lane`, of types lane_0 and lane_1, beside a set `lane_0`.
+            if type_names.count(name) > 1:
+                raise InputError(
+                    f"{prefix}observation: expected entries whose types have different "
+                    f"names, got two types named {name!r}"
+                )
         spec = TokenSpec(
             sum(leaf.num_tokens for leaf in self.leaves),
             self.width,
-            tuple(name for leaf in self.leaves for name in leaf.type_names),
+            tuple(type_names),
             has_self=False,
             dtype="uint8" if self.dtype == torch.uint8 else "float32",
             positions=self.leaves[0].positions if alone else (),
@@ -193,9 +222,13 @@ class LeavesView(TokenView):
             # Leaves count their types from 0, and equal names have one number.
             equal = types[..., None] == torch.tensor(numbers, device=types.device)
             features = tokens.features[:, place, : leaf.num_features]
-            values[name] = leaf.invert(
-                Tokens(features, equal.int().argmax(-1), padding)
-            )
+            leaf_types = equal.int().argmax(-1)
+            if leaf.mixes_types:
+                # Of several types of one name, keep the row's.
+                read = leaf.types(features)
+                is_equal = equal.gather(-1, read[..., None])[..., 0]
+                leaf_types = torch.where(is_equal, read, leaf_types)
+            values[name] = leaf.invert(Tokens(features, leaf_types, padding))
             if name in self.masks:
                 part, absent = self.masks[name]
                 values[part] = padding if absent else ~padding

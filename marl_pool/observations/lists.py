@@ -101,8 +101,11 @@ class ListStorage:
         count = self.rows.shape[0]
         if len(elements) > count:
             elements = self._shortened(elements, count)
-        # In the space's dtype, so that the original numbers are checked.
-        rows = np.zeros(self.rows.shape, self.rows.declared)
+        # So that the original numbers are checked: integers would wrap around, and
+        # floats are rounded only after it.
+        has_integers = self.rows.declared.kind in "iu"
+        dtype = self.rows.dtype if has_integers else self.rows.declared
+        rows = np.zeros(self.rows.shape, dtype)
         if elements:
             rows[: len(elements)] = np.stack(elements).reshape(-1, *rows.shape[1:])
         return rows, np.arange(count) >= len(elements)

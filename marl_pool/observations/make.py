@@ -92,7 +92,9 @@ def make_view(
             if part.presence is not None
         }
         sliced = sliced_space(space, slices)
-        view = LeavesView(sliced, replace(options, presence=presence), number, prefix)
+        view = LeavesView(
+            sliced, replace(options, presence=presence), number, prefix, are_rows=True
+        )
     elif vector is not None and is_vector(space):
         view = vector(space)
     else:

@@ -143,7 +143,10 @@ class Part:
         lowest, highest = self._limits
         if lowest.shape or highest.shape or not array.size:
             return not self.misfits(array).any()
-        return not (array.min() < lowest or array.max() > highest)
+        # Where padding is NaN, neither holds; the rest is not yet known to fit then.
+        if array.min() >= lowest and array.max() <= highest:
+            return True
+        return not self.misfits(array).any()
 
     def explain(self, index: tuple[int, ...], number: Any) -> str:
         """Return the error for a number, at ``index``, that is out of bounds."""

@@ -27,7 +27,8 @@ TEXT = re.compile(r"(?:\$\{(?:[^{}]|\{[^{}]*\})*\}|\\.|[^,\[\]{}'\"\\])+", re.DO
 """Text without quotes: no comma, bracket or quote, except in an interpolation."""
 ESCAPED = re.compile(r"\\([,\[\]{}'\"\\ ])")
 """A character that is written with a backslash before it."""
-NAME = re.compile(r"\s*([\w.-]+)\s*:")
+PATH = r"[\w./-]+"
+NAME = re.compile(rf"\s*({PATH})\s*:")
 """Key of a mapping."""
 MOST_DIGITS = 400
 """Digits of the longest integer: no float is larger, and Python refuses thousands."""
@@ -104,12 +105,17 @@ def overrides_of(options: Mapping[str, Any]) -> list[Override]:
 def _flatten(key: str, value: Any) -> list[Override]:
     if not isinstance(key, str) or not KEY.fullmatch(key):
         raise InputError(f"expected a key such as ppo.lr, got {key!r:.80}")
-    if not isinstance(value, Mapping) or not value:
+    # Keys of a mapping that are no options, such as names of groups, stay together.
+    if not isinstance(value, Mapping) or not all(map(_is_option, value)) or not value:
         return [Override(key, [plain(key, value)])]
     options, parts = dict(value), []
     if "." not in key and "name" in options:  # the option of a group comes first
         parts = _flatten(key, options.pop("name"))
     return parts + overrides_of({f"{key}.{name}": options[name] for name in options})
+
+
+def _is_option(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier()
 
 
 def plain(key: str, value: Any) -> Any:
@@ -132,7 +138,7 @@ def plain(key: str, value: Any) -> Any:
             f"{key}: expected numbers, text, lists and mappings, got {kind}"
         )
     for name in value:
-        if not isinstance(name, str) or not name.isidentifier():
+        if not isinstance(name, str) or not re.fullmatch(PATH, name):
             raise InputError(f"{key}: expected keys that are names, got {name!r:.80}")
     return {name: plain(key, item) for name, item in value.items()}
 

@@ -118,7 +118,7 @@ def user_plug_ins() -> list[str]:
         raise InputError(f"{file} cannot be read: {error}") from error
     entries = [line.partition("#")[0].strip() for line in lines]
     for number, name in enumerate(entries, 1):
-        if name and not re.fullmatch(r"[\w./]+(:\w+)?", name):
+        if name and not re.fullmatch(r"[\w./-]+(:[\w./-]+)?", name):
             raise InputError(
                 f"{file}: line {number}: expected package.module:Class, got {name!r}"
             )

@@ -139,6 +139,11 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
+    @property
+    def name(self) -> str:
+        """The folder's name, also where the path is ``.``."""
+        return self.path.resolve().name
+
     @classmethod
     def create(
         cls, path: str | Path, config: Mapping[str, Any], verb: str = TRAIN

@@ -995,3 +995,80 @@ def test_rllibs_lists_are_recognized_by_their_attributes():
     assert tokens.padding.tolist() == [[False, True, True]]
     (observation,) = view.observations(tokens)
     assert [row.tolist() for row in observation] == [[1, 2]]
+
+
+@pytest.mark.parametrize("high", [254, 255])
+def test_slices_of_bytes_are_rows(high):
+    slices = {
+        "self": [0, 4],
+        "others": {"start": 4, "count": 10, "features": 5, "presence": 0},
+    }
+    space = spaces.Box(0, high, (64,), np.uint8)
+    view = make_view(space, TokenOptions(slices=slices))
+    assert (view.spec.num_tokens, view.spec.num_features) == (11, 5)
+    assert convert(view, np.zeros(64, np.uint8)).padding.sum() == 10
+
+
+def test_elements_of_a_list_are_tokens_though_an_image_is_cut_into_patches():
+    space = spaces.Dict(
+        image=spaces.Box(0, 255, (8, 8, 3), np.uint8),
+        bytes=spaces.Sequence(spaces.Box(0, 255, (3,), np.uint8)),
+        floats=spaces.Sequence(spaces.Box(-1, 1, (3,))),
+    )
+    lengths = {"bytes": 5, "floats": 7}
+    view = make_view(space, TokenOptions(max_tokens=lengths, patch=4))
+    assert view.spec.num_tokens == 4 + 5 + 7
+    observation = {
+        "image": np.zeros((8, 8, 3), np.uint8),
+        "bytes": tuple(np.full((2, 3), 9, np.uint8)),
+        "floats": tuple(np.full((3, 3), 0.5, np.float32)),
+    }
+    padding = convert(view, observation).padding[0]
+    assert (~padding).sum() == 4 + 2 + 3
+
+
+def test_types_of_one_name_are_inverted_to_the_row_they_came_from():
+    options = TokenOptions(
+        type_features=[0, 1, 2], token_types=["agent", "agent", "goal"]
+    )
+    view = make_view(spaces.Box(0, 1, (3, 4)), options)
+    rows = np.array([[0, 1, 0, 0.5], [1, 0, 0, 0.2], [0, 0, 1, 0.3]], np.float32)
+    tokens = convert(view, rows)
+    assert tokens.types.tolist() == [[0, 0, 1]]
+    assert np.array_equal(view.observations(tokens)[0], rows)
+    # A row of another type than its token takes the first column of that type.
+    changed = tokens._replace(types=torch.tensor([[0, 1, 0]]))
+    rows[1, :3], rows[2, :3] = (0, 0, 1), (1, 0, 0)
+    assert np.array_equal(view.observations(changed)[0], rows)
+
+
+def test_entries_with_types_of_one_name_are_refused():
+    entries = {"self": box(2), "lane": spaces.MultiDiscrete([2, 2]), "lane_0": box(2)}
+    space = spaces.Dict(entries)
+    with pytest.raises(InputError, match="got two types named .lane_0."):
+        make_view(space)
+
+
+@pytest.mark.parametrize("padding", [0.0, np.nan])
+def test_bounds_hold_though_a_padded_row_is_nan(padding):
+    space = spaces.Dict(
+        features=spaces.Box(0, 1, (2, 1)),
+        types=spaces.MultiDiscrete([2, 2]),
+        padding=spaces.MultiBinary(2),
+    )
+    view = make_view(space)
+    observation = {
+        "features": np.array([[500], [padding]], np.float32),
+        "types": np.array([0, 1]),
+        "padding": np.array([0, 1], np.int8),
+    }
+    with pytest.raises(InputError, match=r"expected numbers in \[0, 1\].*got 500"):
+        convert(view, observation)
+
+
+def test_integers_of_a_list_do_not_wrap_around():
+    view = make_view(
+        spaces.Sequence(spaces.Box(0, 100, (2,), np.int16)), TokenOptions(max_tokens=3)
+    )
+    with pytest.raises(InputError, match=r"expected numbers in \[0, 100\].*65541"):
+        convert(view, (np.array([65541, 1]),))

@@ -120,6 +120,19 @@ def test_a_value_of_python_is_taken_as_it_is(value):
     assert override.value == value
 
 
+@pytest.mark.parametrize("name", ["red-team", "red.team", "obs/cars"])
+def test_keys_of_a_mapping_may_be_names_of_groups_and_paths(name):
+    (override,) = overrides_of({"fixed": {name: "heuristic"}})
+    assert override == parse(f"fixed={{{name}: heuristic}}")
+    assert (override.key, override.value) == ("fixed", {name: "heuristic"})
+
+
+@pytest.mark.parametrize("name", ["a b", "a:b", "", " a", 3])
+def test_other_keys_of_a_mapping_are_refused(name):
+    with pytest.raises(InputError, match="^fixed: expected keys that are names, got "):
+        overrides_of({"fixed": {name: "heuristic"}})
+
+
 def test_options_of_python_keep_their_values():
     options = {"pooling": {"query": "1,2", "name": "ada"}, "ppo.lr": (1, "null")}
     assert [(part.key, part.value) for part in overrides_of(options)] == [

@@ -570,8 +570,14 @@ def test_a_file_of_the_user_holds_trusted_names(monkeypatch, tmp_path):
     assert user_plug_ins() == []
     (tmp_path / "marl_pool").mkdir()
     file = tmp_path / "marl_pool" / "plugins"
-    file.write_text("# mine\na.b:C\n\nmpe2.simple_v3  # a module\n")
-    assert user_plug_ins() == ["a.b:C", "mpe2.simple_v3"]
+    names = [
+        "a.b:C",
+        "mpe2.simple_v3",
+        "gymnasium:CartPole-v1",
+        "gymnasium:ALE/Pong-v5",
+    ]
+    file.write_text("# mine\n" + "  # a name\n\n".join(names))
+    assert user_plug_ins() == names
     file.write_text("a.b:C\nrm -rf\n")
     with pytest.raises(InputError) as refused:
         user_plug_ins()

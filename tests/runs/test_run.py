@@ -503,3 +503,9 @@ def test_runs_that_begin_in_one_second_have_different_folders(tmp_path, monkeypa
         Run.create(path, config)
         paths.add(path)
     assert len(paths) == 3
+
+
+def test_a_run_has_the_name_of_its_folder(tmp_path, monkeypatch):
+    Run.create(tmp_path / "mine", {})
+    monkeypatch.chdir(tmp_path / "mine")
+    assert Run.open(".").name == "mine"

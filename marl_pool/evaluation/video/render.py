@@ -279,7 +279,7 @@ def render_run(
     # A run that was created to hold a policy goes by the policy's name.
     source = str(run.config.get("policy_from") or "").removeprefix(PREFIX)
     hub_name = HubFolder.parse(source).name if is_hub(source) else ""
-    name = hub_name or Path(source).name or run.path.name
+    name = hub_name or Path(source).name or run.name
     write_video(path, {name: target}, settings, perturbation)
     return path
 

@@ -203,7 +203,9 @@ class Sampler:
         items = torch.arange(self.count)
         # Whole trajectories are few, so all of them are measured.
         if not self.whole and limit < self.count:
-            items = torch.linspace(0, self.count - 1, limit).long()
+            # In float32 the last could be beyond the end.
+            spread = torch.linspace(0, self.count - 1, limit, dtype=torch.float64)
+            items = spread.long()
         for turn, numbers in enumerate(items.split(self.size)):
             yield self.select(numbers, turn, VALIDATE)
 

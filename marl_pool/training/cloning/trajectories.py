@@ -318,8 +318,9 @@ class BehaviourPolicy(SpecifiedPolicy):
         if self.rows is not None:
             features = self.rows.number(features)
         if self.actions.discrete:
-            prev_action = prev_action.argmax(-1).masked_fill(begins, NO_ACTION).short()
-            label = label.short()
+            dtype = torch.int16 if self.actions.n <= 1 << 15 else torch.int32
+            prev_action = prev_action.argmax(-1).masked_fill(begins, NO_ACTION)
+            prev_action, label = prev_action.to(dtype), label.to(dtype)
         shape = active.shape
         step = {
             "env": env.env_ids[:, None].expand(shape),

@@ -135,7 +135,7 @@ class Means:
         for name, values in metrics.items():
             total = values.detach().double().sum()
             self._sums[name] = self._sums.get(name, 0.0) + total
-        self.examples += len(next(iter(metrics.values())))
+        self.examples += max(map(len, metrics.values()), default=0)
 
     def means(self) -> dict[str, float]:
         """Return the means by name."""

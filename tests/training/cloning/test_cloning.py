@@ -218,6 +218,22 @@ class Left(Policy):
         return Decision(none.long(), none, none, logits, state)
 
 
+class Last(Left):
+    """A policy that always takes the last of 40 000 choices."""
+
+    def act(self, tokens, state=(), generator=None, explore=False):
+        decision = super().act(tokens)
+        return decision._replace(action=torch.full_like(decision.action, 39_999))
+
+
+class WideWalk(Walk):
+    """The walk with more choices than an int16 can number."""
+
+    @property
+    def groups(self):
+        return {"walker": AgentGroup(1, self.spec, spaces.Discrete(40_000))}
+
+
 def random_walker() -> Policy:
     """A policy that takes both choices at random."""
     torch.manual_seed(0)
@@ -281,6 +297,14 @@ def walker_games(count: int) -> BehaviourPolicy:
     spec, space = env.groups["walker"].tokens, spaces.Discrete(2)
     student = make_agent(spec, space, "feed_forward", seed=3)
     return BehaviourPolicy(Roles("walker", teacher, {}), env, None, student)
+
+
+def test_choices_beyond_an_int16_keep_their_numbers() -> None:
+    env = make_batched_env(num_envs=1, name=f"{__name__}:WideWalk", max_steps=3)
+    roles = Roles("walker", PolicyTeacher(Last().eval()), {})
+    steps = BehaviourPolicy(roles, env, None).episodes().steps
+    assert steps["label"].tolist() == [39_999] * 3
+    assert steps["prev_action"].tolist() == [NO_ACTION, 39_999, 39_999]
 
 
 def test_games_continue_from_their_last_step() -> None:
@@ -487,6 +511,14 @@ def test_validation_takes_steps_evenly_spread():
     for limit in (played.num_steps, 10**6):
         all_labels = torch.cat([batch.label for batch in batches.all(limit)])
         assert torch.equal(all_labels.flatten(), torch.arange(played.num_steps).float())
+
+
+def test_no_step_of_many_is_beyond_the_last(monkeypatch):
+    batches = sampler(numbered(), batch_size=4096)
+    batches.count = 16_777_220  # the next number is no float32
+    monkeypatch.setattr(batches, "select", lambda numbers, turn, part: numbers)
+    *_, last = batches.all(4096)
+    assert last[-1] == batches.count - 1
 
 
 @pytest.mark.parametrize("whole", [False, True])

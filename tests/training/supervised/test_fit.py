@@ -96,6 +96,19 @@ def test_one_fold_validates_with_a_share():
     assert (len(fold.train), len(fold.validation)) == (30, 10)
 
 
+class Unmeasured(LineFit):
+    """A task that measures nothing."""
+
+    def evaluate(self, network, batch, generator):
+        return super().evaluate(network, batch, generator)._replace(metrics={})
+
+
+def test_a_task_that_measures_nothing_is_refused():
+    message = "to measure its metric 'squared_error', got nothing"
+    with pytest.raises(InputError, match=message):
+        learner_of(Unmeasured(), batch_size=10).measure("test", torch.arange(10))
+
+
 # Schedules
 
 
