@@ -114,7 +114,8 @@ def test_every_option_of_our_own_classes_is_named_typed_and_explained(target, co
     for name, option in options_of(cls, context).items():
         assert name != ANY_OTHER
         assert option.annotation is not Any, name
-        assert descriptions.get(name), name
+        hint = "write what it means under Args: of the class, or below the field"
+        assert descriptions.get(name), f"{target}: {name}: {hint}"
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -272,7 +272,8 @@ def test_sensors_and_patches_of_a_state_have_separate_types(name):
 def test_all_environments_of_the_package_have_a_state():
     for name in ENVS.built_in.keys() - {"pettingzoo"}:
         env = make_batched_env(name, num_envs=1)
-        assert env.state_specs.keys() == env.groups.keys(), name
+        hint = f"{name}: define observe_state, or set shows_state"
+        assert env.state_specs.keys() == env.groups.keys(), hint
 
 
 def test_an_environment_without_a_state_says_so():

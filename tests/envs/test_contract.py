@@ -126,7 +126,9 @@ def test_an_environment_says_what_it_can_of_its_tokens(name):
         "signal": env.overrides("signal") or all(s.signal_types for s in specs),
         "positions": all(spec.positions for spec in specs),
     }
-    assert parts == {part: name not in LACKING[part] for part in parts}
+    for part, is_there in parts.items():
+        hint = f"{name}: define {part}, or list it in LACKING as one that cannot"
+        assert is_there == (name not in LACKING[part]), hint
 
 
 def test_an_environment_without_a_script_is_a_known_exception():

@@ -39,8 +39,8 @@ def on_cpu(*tensors: Tensor) -> bool:
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_envs_pass_a_device_to_every_tensor(name, options):
     generator = torch.Generator(**CPU).manual_seed(0)
-    env = make_batched_env(name, NUM_ENVS, **CPU, **{**options, "max_steps": 5})
     with torch.device("meta"):
+        env = make_batched_env(name, NUM_ENVS, **CPU, **{**options, "max_steps": 5})
         env.reset()
         for _ in range(STEPS):
             groups = env.groups

@@ -59,6 +59,8 @@ SET_VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("lstm", {"hidden": 3}),
     ("pna", {"scalers": ["attenuation"], "avg_log_size": 0.7}),
     ("quantile", {"levels": [0.0, 0.3, 1.0]}),
+    ("set2set", {"steps": 2}),
+    ("trimmed", {"fraction": 0.4}),
     ("multi", {"heads": [{"name": "cls"}, {"name": "ada"}, {"name": "sum"}]}),
     ("multi", {"heads": [{"name": "flatten"}]}),
 ]

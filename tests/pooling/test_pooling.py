@@ -24,6 +24,8 @@ from helpers.samples import (
     shared,
 )
 from marl_pool.networks.set_network import SetNetwork
+from marl_pool.options.names import resolve
+from marl_pool.options.signatures import options_of
 from marl_pool.pooling import POOLING, make_pooling, pooling_names
 from marl_pool.pooling.base import NO_TYPE, Pooling
 from marl_pool.tokens import SELF_TYPE, TokenSpec
@@ -56,6 +58,15 @@ def test_every_registered_head_is_tested_here():
     assert {name for name, _ in VARIANTS} == set(POOLING)
     assert pooling_names() == sorted(POOLING)
     assert {"ada", "avg", "cls", "flatten", "max"} <= set(pooling_names())
+
+
+@pytest.mark.parametrize("name", sorted(POOLING.keys() - {"cnn"}))
+def test_a_head_with_options_has_variants(name):
+    context = {"dim", "num_tokens", "spec", "action_dim", "has_self"}
+    options = {*options_of(resolve(name, POOLING, "pooling", Pooling))} - context
+    others = [set(options) for head, options in VARIANTS if head == name and options]
+    message = "give it other options in VARIANTS of tests/helpers/samples.py"
+    assert bool(options) == bool(others), message
 
 
 def test_the_api_is_in_the_package():

@@ -106,24 +106,24 @@ class SpeakingEnv(ParticleEnv):
         self.goal = torch.zeros(
             num_envs, num_goals, dtype=torch.int64, device=self.device
         )
-        self.words = self._constant(torch.zeros(num_envs, count, num_words))
+        place: Any = {"dtype": self.dtype, "device": self.device}
+        self.words = torch.zeros(num_envs, count, num_words, **place)
         self._half_side = half_side
         self.num_landmarks = sum(k.count for k in entities if k.kind == "landmark")
-        self._identities = self._constant(torch.eye(self.num_landmarks))
+        self._identities = torch.eye(self.num_landmarks, **place)
         self._shown = {}
         if speaker and speaker not in moving:
             self._add_speaker(speaker, speakers)
         for name in learners:
             group = self.groups.pop(name)
             kinds = self._types[name].tolist()
-            visible = torch.ones(len(kinds), MOTION)
+            visible = torch.ones(len(kinds), MOTION, **place)
             for kind, features in hidden.get(name, {}).items():
                 index = self.type_names.index(kind)
-                rows = [i for i, number in enumerate(kinds) if number == index]
-                visible[
-                    torch.tensor(rows, dtype=torch.int64)[:, None], list(features)
-                ] = 0
-            self._shown[name] = self._constant(visible)
+                for row, number in enumerate(kinds):
+                    if number == index:
+                        visible[row, list(features)] = 0
+            self._shown[name] = visible
             width = MOTION + marks[name]
             tokens = replace(group.tokens, num_features=width)
             space = self._space() if speaker == name else group.action_space

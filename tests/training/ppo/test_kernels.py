@@ -1,8 +1,12 @@
 """The key ``kernels`` takes effect in the networks of a run, in all processes."""
 
 import os
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from helpers.ppo import CLOCKS, assert_same_weights
 from marl_pool.compiled.choice import KERNELS_VARIABLE, chosen_kernels, use_kernels
 from marl_pool.compiled.native import call
 from marl_pool.training.ppo import learner
+from marl_pool.training.settings import PPOSettings
 from marl_pool.utils.errors import InputError
 
 pytestmark = pytest.mark.skipif(
@@ -143,6 +148,52 @@ def test_one_call_gives_the_weights_of_separate_calls(tmp_path, monkeypatch, opt
     tolerance = {"rel": 1e-2, "abs": 1e-4, "nan_ok": True}
     for key in metrics.keys() - CLOCKS:
         assert metrics[key] == pytest.approx(other_metrics[key], **tolerance)
+
+
+CHANGES: dict[str, Any] = {
+    **{"lr": 1e-3, "lr_schedule": "linear", "gamma": 0.5, "gae_lambda": 0.3},
+    **{"clip": 0.01, "value_coeff": 2.0, "value_clip": 1e-3, "value_norm": True},
+    **{"normalize_value_loss": False, "entropy_coeff": 0.1, "share_reward": True},
+    **{"kl_coeff": 5.0, "grad_clip": 1e-3},
+}
+"""Another value of each key of PPO that changes the loss or the step."""
+OTHERS = {
+    *("num_envs", "batch_size", "minibatch_size", "num_epochs", "max_seq_len"),
+    *("kl_target", "dropout", "token_dropout", "dropout_in_sampler"),
+}
+"""Sizes, what later iterations show, and random masks, which the kernels lack."""
+
+
+def test_each_key_of_ppo_is_changed_or_excluded_below() -> None:
+    assert {field.name for field in fields(PPOSettings)} == {*CHANGES} | OTHERS
+
+
+@pytest.fixture(scope="module")
+def weights_with(tmp_path_factory) -> Callable[..., dict[str, torch.Tensor]]:
+    """A function that trains for two iterations, and returns the weights."""
+
+    @cache
+    def trained(kernels: str, *options: str) -> dict[str, torch.Tensor]:
+        words = (*TINY, *SPREAD, "ppo.num_epochs=3", f"kernels={kernels}", *options)
+        folder = tmp_path_factory.mktemp("run") / "run"
+        run = marl_pool.train(*words, total_steps=64, run_dir=folder)
+        return marl_pool.load_policies(run.path / "policy")["agent"].state_dict()
+
+    return trained
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_a_key_of_ppo_has_the_same_effect_in_the_kernel(weights_with, key) -> None:
+    option = f"ppo.{key}={CHANGES[key]}"
+    default, changed = weights_with("native"), weights_with("native", option)
+    effect = difference(changed, default)
+    assert effect > 1e-4
+    assert difference(changed, weights_with("torch", option)) < 0.05 * effect
+
+
+def difference(weights: dict[str, torch.Tensor], others: dict) -> float:
+    """Return the largest difference of two weights."""
+    return max(float((weights[name] - others[name]).abs().max()) for name in weights)
 
 
 def test_a_run_without_a_kernel_says_so(tmp_path, monkeypatch, capsys) -> None:
