@@ -295,14 +295,8 @@ class BatchedEnv(ABC):
         Raises:
             InputError: ``where`` has another shape or dtype.
         """
-        if where is not None and (where.shape, where.dtype) != (
-            self.steps.shape,
-            torch.bool,
-        ):
-            raise InputError(
-                f"reset: expected a bool mask of the shape {tuple(self.steps.shape)}, "
-                f"got {where.dtype} of the shape {tuple(where.shape)}"
-            )
+        if where is not None:
+            self._validate_mask(where)
         # The number of an episode counts the resets of its environment, and keys the
         # random streams of the episode's start and of its steps.
         self.episodes = self.episodes + (1 if where is None else where)
@@ -321,6 +315,19 @@ class BatchedEnv(ABC):
         for name, placed in self._tensors().items():
             mask = where.view(-1, *[1] * (placed.dim() - 1))
             placed.copy_(torch.where(mask, placed, running[name]))
+
+    def _validate_mask(self, where: object) -> None:
+        shape = self.steps.shape
+        if not isinstance(where, Tensor):
+            actual = type(where).__name__
+        elif where.dtype != torch.bool or where.shape != shape:
+            actual = f"{where.dtype} of the shape {tuple(where.shape)}"
+        else:
+            return
+        raise InputError(
+            f"reset: expected a tensor of bool of the shape {tuple(shape)}, "
+            f"got {actual}"
+        )
 
     def _place_rows(self, rows: Tensor) -> None:
         self.place(rows, self._reset_keys(rows))

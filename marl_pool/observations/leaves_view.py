@@ -1,5 +1,6 @@
 """The view of a space as the tokens of all plain spaces and lists inside it."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -121,13 +122,14 @@ class LeavesView(TokenView):
             self.dtype = torch.uint8
         self.width = max(leaf.num_features for leaf in self.leaves)
         type_names = [name for leaf in self.leaves for name in leaf.type_names]
-        for name in type_names:
-            # As for choices `lane`, of types lane_0 and lane_1, beside a set `lane_0`.
-            if type_names.count(name) > 1:
-                raise InputError(
-                    f"{prefix}observation: expected entries whose types have different "
-                    f"names, got two types named {name!r}"
-                )
+        # As for choices `lane`, of types lane_0 and lane_1, beside a set `lane_0`.
+        ((name, count),) = Counter(type_names).most_common(1)
+        is_named = options.token_types is not None and SELF_NAME not in type_names
+        if count > 1 and not is_named:
+            raise InputError(
+                f"{prefix}observation: expected entries whose types have different "
+                f"names, got {count} types named {name!r}"
+            )
         spec = TokenSpec(
             sum(leaf.num_tokens for leaf in self.leaves),
             self.width,

@@ -83,12 +83,14 @@ def trust(
     Raises:
         InputError: ``plugins`` is not a list of names.
     """
-    if isinstance(plugins, str) or not isinstance(plugins, Iterable):
+    names = [] if isinstance(plugins, str) else plugins
+    names = [*names] if isinstance(names, Iterable) else [None]
+    if isinstance(plugins, str) or not all(isinstance(name, str) for name in names):
         raise InputError(
             f"plugins: expected a list of package.module:Class, got {plugins!r}"
         )
     # Inside another restriction, both apply.
-    outer, allowed = _restriction.get(), frozenset(plugins)
+    outer, allowed = _restriction.get(), frozenset(names)
     if outer is not None:
         allowed &= outer.plugins
     inherited = outer or _Trust()

@@ -48,13 +48,19 @@ class ActionSpec:
         for name in ("low", "high", "choices", "selects"):  # lists if read from JSON
             object.__setattr__(self, name, tuple(getattr(self, name)))
         sizes = (self.n, self.num_fixed, *self.choices)
-        if not all(isinstance(size, int | np.integer) for size in sizes):
-            raise InputError(f"action space: expected integers as sizes, got {self!r}")
         if not all(
+            isinstance(size, int | np.integer) and not isinstance(size, bool)
+            for size in sizes
+        ):
+            raise InputError(f"action space: expected integers as sizes, got {self!r}")
+        numbers = all(isinstance(end, int | float) for end in (*self.low, *self.high))
+        if not numbers or not all(
             -math.inf < low <= high < math.inf
             for low, high in zip(self.low, self.high, strict=False)
         ):
-            raise InputError(f"action space: expected finite bounds, got {self!r}")
+            raise InputError(
+                f"action space: expected finite bounds, low at most high, got {self!r}"
+            )
         has_parts = bool(self.low or self.choices)
         positive = self.n >= 0 and all(size > 0 for size in self.choices)
         paired = len(self.low) == len(self.high)

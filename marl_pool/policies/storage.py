@@ -86,7 +86,12 @@ def save_policies(
         **({} if env is None else {"env": dict(env)}),
     }
     # Before a file is replaced, and with Python's numbers in place of NumPy's.
-    config = json.loads(json.dumps(config, default=_to_plain))
+    try:
+        config = json.loads(json.dumps(config, default=_to_plain))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"policy: expected options of JSON's types, got {one_line(error)}"
+        ) from error
     weights = {
         f"{name}/{key}": tensor
         for name, policy in modules.items()
@@ -98,12 +103,10 @@ def save_policies(
 
 
 def _to_plain(option: Any) -> Any:
-    if isinstance(option, np.generic):
-        return option.item()
-    raise InputError(
-        f"policy: expected options of JSON's types, got {option!r}, "
-        f"a {type(option).__name__}"
-    )
+    plain = option.item() if isinstance(option, np.generic) else option
+    if isinstance(plain, bool | int | float | str):
+        return plain
+    raise TypeError(f"{option!r}, a {type(option).__name__}")
 
 
 def copy_policy(source: Path, folder: Path) -> None:

@@ -9,7 +9,8 @@ from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
 
-LARGEST = torch.finfo(torch.float32).max
+LARGEST = 1e30
+"""Largest exponent or inverse temperature, which products in float32 bear."""
 EPS = 1e-6
 """Lower bound of relative distances, where a power still has a gradient; and of the
 features themselves with ``shift=False``, as published."""
@@ -131,7 +132,9 @@ class PowerMeanPooling(Pooling):
         super().__init__(dim)
         if not 1 <= p <= LARGEST or (learn and p == 1):
             least = "above 1 where it is learned" if learn else "of at least 1"
-            raise InputError(f"pooling.p: expected a float32 {least}, got {p}")
+            raise InputError(
+                f"pooling.p: expected a number {least}, at most {LARGEST:g}, got {p}"
+            )
         self.shift = shift
         self.learn = learn
         if learn:
@@ -201,10 +204,12 @@ class SoftmaxPooling(Pooling):
 
     def __init__(self, dim: Extent, *, beta: float = 1.0, learn: bool = True) -> None:
         super().__init__(dim)
-        lowest = torch.finfo(torch.float32).tiny if learn else 0.0
+        lowest = 1 / LARGEST if learn else 0.0
         if not lowest <= beta <= LARGEST:
-            least = "above 0 where it is learned" if learn else "of at least 0"
-            raise InputError(f"pooling.beta: expected a float32 {least}, got {beta}")
+            raise InputError(
+                f"pooling.beta: expected a number in [{lowest:g}, {LARGEST:g}]"
+                f"{' where it is learned' * learn}, got {beta}"
+            )
         initial = torch.full((dim,), float(beta))
         if learn:
             self.log_beta = nn.Parameter(initial.log())

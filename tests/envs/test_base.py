@@ -155,12 +155,13 @@ def test_devices_and_dtypes_that_do_not_fit_are_refused(options, message):
 
 
 @pytest.mark.parametrize(
-    "where", [torch.tensor([True]), torch.tensor([1, 0]), torch.tensor(True)]
+    "where",
+    [torch.tensor([True]), torch.tensor([1, 0]), torch.tensor(True), [True, False]],
 )
 def test_a_reset_takes_a_mask_of_all_environments(where):
     env = make_batched_env("simple_centroid", 2)
     env.reset()
-    with pytest.raises(InputError, match=r"^reset: expected a bool mask .*\(2,\)"):
+    with pytest.raises(InputError, match=r"^reset: expected a tensor of bool .*\(2,\)"):
         env.reset(where)
     assert env.episodes.tolist() == [0, 0]
 

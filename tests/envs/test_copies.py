@@ -47,15 +47,16 @@ def test_a_copy_continues_exactly_and_leaves_the_environment_alone(
     def begun() -> BatchedEnv:
         env = make_batched_env(name, 2, seed=1, **options)
         untouched = copied(env)
-        for other in (env, untouched):
-            other.reset()
-        results = [played(other, 0) for other in (env, untouched)]
+        for branch in (env, untouched):
+            branch.reset()
+        results = [played(branch, 0) for branch in (env, untouched)]
+        untouched.frame()  # what it draws with is copied, too
         assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
         return untouched
 
     env, twin = begun(), begun()
     copies = [copied(env), copied(env)]
     expected = played(twin, 1)
-    for other in (copies[0], env, copies[1]):
-        actual = played(other, 1)
+    for branch in (copies[0], env, copies[1]):
+        actual = played(branch, 1)
         assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))

@@ -1045,8 +1045,12 @@ def test_types_of_one_name_are_inverted_to_the_row_they_came_from():
 def test_entries_with_types_of_one_name_are_refused():
     entries = {"self": box(2), "lane": spaces.MultiDiscrete([2, 2]), "lane_0": box(2)}
     space = spaces.Dict(entries)
-    with pytest.raises(InputError, match="got two types named .lane_0."):
+    with pytest.raises(InputError, match="different names, got 2 types named 'lane_0'"):
         make_view(space)
+    del entries["self"]
+    names = ["left", "right", "lane"]
+    view = view_of(spaces.Dict(entries), token_types=names)
+    assert view.spec.type_names == (*names,)
 
 
 @pytest.mark.parametrize("padding", [0.0, np.nan])

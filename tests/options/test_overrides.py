@@ -133,6 +133,11 @@ def test_other_keys_of_a_mapping_are_refused(name):
         overrides_of({"fixed": {name: "heuristic"}})
 
 
+def test_an_option_of_a_section_is_named_though_it_is_no_key():
+    with pytest.raises(InputError, match=r"^expected a key such as .*'ppo.foo-bar'"):
+        overrides_of({"ppo": {"lr": 1e-3, "foo-bar": 1}})
+
+
 def test_options_of_python_keep_their_values():
     options = {"pooling": {"query": "1,2", "name": "ada"}, "ppo.lr": (1, "null")}
     assert [(part.key, part.value) for part in overrides_of(options)] == [

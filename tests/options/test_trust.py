@@ -166,7 +166,7 @@ def test_an_inner_trust_never_allows_more() -> None:
     names.validate_trusted("c:D", "policy")
 
 
-@pytest.mark.parametrize("plugins", [3, None, "my_module:Head"])
+@pytest.mark.parametrize("plugins", [3, None, "my_module:Head", [3], [["x"]]])
 def test_plug_ins_are_a_list_of_names(plugins) -> None:
     message = "plugins: expected a list of package.module:Class, got "
     with pytest.raises(InputError, match=message), trust(plugins):

@@ -85,13 +85,15 @@ def test_action_specs_are_choices_or_bounds(parts: dict[str, Any]) -> None:
         ({"n": 2.5}, "integers as sizes"),
         ({"n": "3"}, "integers as sizes"),
         ({"choices": (2, 1.0)}, "integers as sizes"),
+        ({"n": True}, "integers as sizes"),
         ({"low": (1.0,), "high": (0.0,)}, "finite bounds"),
+        ({"low": ("a",), "high": ("b",)}, "finite bounds"),
         ({"low": (0.0,), "high": (math.inf,)}, "finite bounds"),
         ({"low": (math.nan,), "high": (1.0,)}, "finite bounds"),
     ],
 )
 def test_action_specs_have_sizes_and_bounds(parts: dict[str, Any], message) -> None:
-    with pytest.raises(InputError, match=f"action space: expected {message}, got"):
+    with pytest.raises(InputError, match=f"action space: expected {message}, .*got"):
         ActionSpec(**parts)
 
 

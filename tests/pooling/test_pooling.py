@@ -64,9 +64,9 @@ def test_every_registered_head_is_tested_here():
 def test_a_head_with_options_has_variants(name):
     context = {"dim", "num_tokens", "spec", "action_dim", "has_self"}
     options = {*options_of(resolve(name, POOLING, "pooling", Pooling))} - context
-    others = [set(options) for head, options in VARIANTS if head == name and options]
+    variants = [set(options) for head, options in VARIANTS if head == name and options]
     message = "give it other options in VARIANTS of tests/helpers/samples.py"
-    assert bool(options) == bool(others), message
+    assert bool(options) == bool(variants), message
 
 
 def test_the_api_is_in_the_package():

@@ -35,6 +35,14 @@ def test_sum_by_hand():
 # Means between average and maximum
 
 
+@pytest.mark.parametrize("learn", [False, True])
+@pytest.mark.parametrize("name", ["power", "softmax"])
+def test_the_largest_exponents_give_numbers(name, learn):
+    key = {"power": "p", "softmax": "beta"}[name]
+    head = make_pooling(name, dim=4, learn=learn, **{key: 1e30})
+    assert head(torch.randn(2, 3, 4)).isfinite().all()
+
+
 @pytest.mark.parametrize("name", ["power", "softmax"])
 def test_power_and_softmax_range_from_average_to_maximum(name):
     key = {"power": "p", "softmax": "beta"}[name]

@@ -21,12 +21,12 @@ def is_observer(tokens: Tokens) -> Tensor:
 
 
 def observer_features(tokens: Tokens) -> Tensor:
-    """Return the features ``(*B, F)`` of the observer's own token, wherever it is."""
-    slot = is_observer(tokens).byte().argmax(-1)[..., None, None]
-    features = tokens.features
-    return features.gather(-2, slot.expand(*slot.shape[:-1], features.shape[-1]))[
-        ..., 0, :
-    ]
+    """Return the features ``(*B, F)`` of the observer's own token, 0 without it."""
+    mask, features = is_observer(tokens), tokens.features
+    slot = mask.byte().argmax(-1)[..., None, None]
+    slot = slot.expand(*slot.shape[:-1], features.shape[-1])
+    there = mask.any(-1, keepdim=True)
+    return torch.where(there, features.gather(-2, slot)[..., 0, :], 0.0)
 
 
 class ForceHeuristic(Heuristic):

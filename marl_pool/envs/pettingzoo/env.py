@@ -343,7 +343,10 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
+        # Earlier revisions did not save it; saved episodes have not ended.
+        none = torch.zeros(self.num_envs, dtype=torch.bool)
+        tensors = {TRUNCATED: none, **state["tensors"]}
+        super().load_state_dict({**state, "tensors": tensors})
         self._informed = frozenset(
             name
             for name, view in self._views.items()

@@ -319,11 +319,12 @@ class FrameRenderer:
     def __init__(self, module: str, build: Callable[[], ParallelSimulator]) -> None:
         self.module, self.build = module, build
         self._copy: LoggedSimulator[ParallelStep] | None = None
+        self._env: Any = None
         self._source: ActionLog | None = None
         """The log that the copy follows."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_copy": None, "_source": None}
+        return {**self.__dict__, "_copy": None, "_env": None, "_source": None}
 
     def render(self, cursor: ReplayCursor[ParallelStep]) -> np.ndarray:
         """Render the state of a cursor, ``(height, width, 3)`` uint8."""

@@ -90,9 +90,6 @@ class BatchedPPO(PPO):
             setup_locally(self, config)
             return
         super().setup(config)
-        # RLlib drops the weights that it sends to a runner which is still busy with the
-        # previous ones, so that the saved ones of a resumed run could be lost.
-        self.env_runner_group.fetch_ready_async_reqs(timeout_seconds=None)
         if self.config.num_learners:
             # RLlib has no hook for the division of a batch, and no time limit on an
             # update in which learners hang: raise TimeoutError after `UPDATE_SECONDS`.
@@ -258,6 +255,22 @@ def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
             core.COMPONENT_LEARNER_GROUP: {core.COMPONENT_LEARNER: learner},
             core.COMPONENT_ENV_RUNNER: load(RUNNER_STATE),
         }
+    )
+    if has_processes(algo.config):
+        send_weights(algo)
+
+
+def send_weights(algo: BatchedPPO) -> None:
+    """Send the learners' weights to the runners, and not only to those that are idle.
+
+    RLlib drops weights that it sends to a runner which is still busy with earlier ones.
+    """
+    group = algo.env_runner_group
+    if has_processes(algo.config):
+        with patience("sending weights to the runners", UPDATE_SECONDS):
+            group.fetch_ready_async_reqs(timeout_seconds=None)
+    group.sync_weights(
+        from_worker_or_learner_group=algo.learner_group, inference_only=True
     )
 
 

@@ -6,7 +6,7 @@ from ray.rllib.core.rl_module import RLModuleSpec
 from torch import Tensor
 
 from marl_pool.training.fixed_policies import load_saved
-from marl_pool.training.ppo.algorithm import BatchedPPO
+from marl_pool.training.ppo.algorithm import BatchedPPO, send_weights
 from marl_pool.training.ppo.module import build_policy
 from marl_pool.training.same_policy import validate_same
 from marl_pool.training.settings import TrainConfig
@@ -58,6 +58,4 @@ def set_weights(algo: BatchedPPO, weights: Mapping[str, Weights]) -> None:
     for name, policy in weights.items():
         modules[name] |= {f"policy.{key}": tensor for key, tensor in policy.items()}
     algo.learner_group.set_weights(modules)
-    algo.env_runner_group.sync_weights(
-        from_worker_or_learner_group=algo.learner_group, inference_only=True
-    )
+    send_weights(algo)

@@ -653,6 +653,20 @@ def test_the_limit_of_an_episode_is_part_of_its_state():
     env.reset(torch.tensor([False, True, False]))
     assert env.at_limit().tolist() == [True, False, True]
     assert env.select(torch.tensor([1, 0])).at_limit().tolist() == [False, True]
-    other = PettingZooEnv(3, seed=0, **module)
-    other.load_state_dict(env.state_dict())
-    assert other.at_limit().tolist() == [True, False, True]
+    loaded = PettingZooEnv(3, seed=0, **module)
+    loaded.load_state_dict(env.state_dict())
+    assert loaded.at_limit().tolist() == [True, False, True]
+
+
+def test_a_state_of_an_earlier_revision_is_loaded():
+    module = {"module": "mpe2.simple_spread_v3", "options": {"max_cycles": 9}}
+    env, loaded = (PettingZooEnv(2, seed=0, **module) for _ in range(2))
+    env.reset()
+    state = env.state_dict()
+    del state["tensors"]["truncated"]
+    loaded.load_state_dict(state)
+    assert not loaded.at_limit().any()
+    pairs = zip(
+        env.observe()["agent"].parts, loaded.observe()["agent"].parts, strict=True
+    )
+    assert all(torch.equal(*pair) for pair in pairs)

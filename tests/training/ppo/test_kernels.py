@@ -191,9 +191,9 @@ def test_a_key_of_ppo_has_the_same_effect_in_the_kernel(weights_with, key) -> No
     assert difference(changed, weights_with("torch", option)) < 0.05 * effect
 
 
-def difference(weights: dict[str, torch.Tensor], others: dict) -> float:
+def difference(weights: dict[str, torch.Tensor], reference: dict) -> float:
     """Return the largest difference of two weights."""
-    return max(float((weights[name] - others[name]).abs().max()) for name in weights)
+    return max(float((weights[name] - reference[name]).abs().max()) for name in weights)
 
 
 def test_a_run_without_a_kernel_says_so(tmp_path, monkeypatch, capsys) -> None:

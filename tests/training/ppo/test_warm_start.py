@@ -19,6 +19,7 @@ from marl_pool.kernels.functional import strip_prefix
 from marl_pool.policies import make_agent
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.runs.run import Run
+from marl_pool.training.ppo.algorithm import load_algorithm, save_algorithm
 from marl_pool.training.ppo.runner import BatchedEnvRunner
 from marl_pool.training.ppo.train import PPOMethod
 from marl_pool.training.settings import TrainConfig
@@ -77,17 +78,24 @@ def test_learners_and_runners_begin_with_the_saved_weights(tmp_path, overrides):
 
 
 @pytest.mark.slow
-def test_a_slow_runner_begins_with_the_saved_weights(tmp_path):
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_slow_runner_begins_with_the_saved_weights(tmp_path, is_resumed):
     class SlowRunner(BatchedEnvRunner):
         def set_state(self, state):
             time.sleep(1)
             super().set_state(state)
 
     policies = saved(tmp_path / "saved", "fox", "hen")
-    words = (f"init={tmp_path / 'saved'}", "resources.num_env_runners=1")
-    method = method_of(tmp_path / "run", *words)
+    init, runner = f"init={tmp_path / 'saved'}", "resources.num_env_runners=1"
+    method = method_of(tmp_path / "run", init, runner)
+    if is_resumed:
+        with method.session():
+            save_algorithm(method.algo, tmp_path / "checkpoint")
+        method = method_of(tmp_path / "resumed", runner)
     method.algorithm.env_runners(env_runner_cls=SlowRunner)
     with method.session():
+        if is_resumed:
+            load_algorithm(method.algo, tmp_path / "checkpoint")
         group = method.algo.env_runner_group
         (state,) = group.foreach_env_runner(
             lambda runner: runner.get_state(), local_env_runner=False
