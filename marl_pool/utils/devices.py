@@ -20,7 +20,8 @@ def checked_device(device: str | torch.device, key: str = "device") -> torch.dev
         place = torch.device(device)
     except (RuntimeError, TypeError):
         place = None
-    if place is None or place.type not in ("cpu", "cuda"):
+    # The meta device, without numbers, serves to compute shapes.
+    if place is None or place.type not in ("cpu", "cuda", "meta"):
         raise InputError(f"{key}: expected cpu, cuda or cuda:N, got {device!r}")
     count = torch.cuda.device_count()
     if place.type == "cuda" and (place.index or 0) >= count:

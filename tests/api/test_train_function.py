@@ -82,7 +82,7 @@ def test_options_come_after_overrides(trained):
         ((), {"ppo": {"lr": torch.ones(2)}}, ["ppo.lr", "numbers", "Tensor"]),
         ((), {"pooling": AdaPooling}, ["'marl_pool.pooling.ada:AdaPooling' names it"]),
         ((), {"ppo.lr=1 seed": 2}, ["ppo.lr=1 seed"]),
-        ((), {"fixed": {"a b": "heuristic"}}, ["fixed.a b"]),
+        ((), {"fixed": {"a b": "heuristic"}}, ["fixed", "'a b'"]),
         ((), {"pooling": {"name": "multi", "heads": [{1: "avg"}]}}, ["heads", "1"]),
         (("--run-dir",), {}, ["--run-dir"]),
         (("grid={seed: [1]}",), {}, ["grid", "marl-pool sweep"]),
