@@ -523,7 +523,9 @@ def _perturbation(
         perturbation = {"name": perturbation}
     if isinstance(perturbation, Mapping) and isinstance(perturbation.get("name"), str):
         if "specs" in perturbation:
-            raise InputError("perturbation: the specs are the environment's, got some")
+            raise InputError(
+                "perturbation.specs: expected none, since the env has them"
+            )
         perturbation = make_perturbation(specs=specs, **perturbation)
     if not isinstance(perturbation, Perturbation):
         raise InputError(

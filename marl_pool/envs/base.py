@@ -220,7 +220,7 @@ class BatchedEnv(ABC):
         self.num_envs, self.max_steps, self.seed = num_envs, max_steps, seed
         self.device, self.dtype = checked_device(device), dtype
         if not dtype.is_floating_point:
-            raise InputError(f"dtype: expected one of floating point, got {dtype}")
+            raise InputError(f"dtype: expected a floating-point dtype, got {dtype}")
         self.env_ids = torch.arange(num_envs, device=self.device) + first_env
         self.episodes = torch.full_like(self.env_ids, first_episode - 1)
         self.steps = torch.zeros_like(self.env_ids)

@@ -83,9 +83,9 @@ def trust(
     Raises:
         InputError: ``plugins`` is not a list of names.
     """
-    names = [] if isinstance(plugins, str) else plugins
-    names = [*names] if isinstance(names, Iterable) else [None]
-    if isinstance(plugins, str) or not all(isinstance(name, str) for name in names):
+    is_list = isinstance(plugins, Iterable) and not isinstance(plugins, str)
+    names = [*plugins] if is_list else []
+    if not is_list or not all(isinstance(name, str) for name in names):
         raise InputError(
             f"plugins: expected a list of package.module:Class, got {plugins!r}"
         )

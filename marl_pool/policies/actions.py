@@ -53,8 +53,9 @@ class ActionSpec:
             for size in sizes
         ):
             raise InputError(f"action space: expected integers as sizes, got {self!r}")
-        numbers = all(isinstance(end, int | float) for end in (*self.low, *self.high))
-        if not numbers or not all(
+        bounds = (*self.low, *self.high)
+        numeric = all(isinstance(bound, int | float | np.number) for bound in bounds)
+        if not numeric or not all(
             -math.inf < low <= high < math.inf
             for low, high in zip(self.low, self.high, strict=False)
         ):

@@ -10,7 +10,7 @@ from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
 
 LARGEST = 1e30
-"""Largest exponent or inverse temperature, which products in float32 bear."""
+"""Largest exponent or inverse temperature: products with it fit into float32."""
 EPS = 1e-6
 """Lower bound of relative distances, where a power still has a gradient; and of the
 features themselves with ``shift=False``, as published."""

@@ -249,7 +249,7 @@ EXPECTED = "perturbation: expected a Perturbation, a name, or .*"
         ({"severity": 0.2}, f"{EXPECTED} got {{'severity': 0.2}}; choose"),
         ({"name": None}, f"{EXPECTED} got {{'name': None}}"),
         (None, f"{EXPECTED} got None"),
-        ({"name": "occlude", "specs": {}}, "perturbation: the specs are the env"),
+        ({"name": "occlude", "specs": {}}, "perturbation.specs: expected none"),
         (
             {"name": "occlude", "severity": "x"},
             r"perturbation.severity: expected a number in \[0, 1\].* got 'x'",

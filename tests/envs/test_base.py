@@ -146,7 +146,7 @@ MIXED = spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (1,))))
     [
         ({"device": "foo"}, "device: expected cpu, cuda or cuda:N, got 'foo'"),
         ({"device": "mps"}, "device: expected cpu, cuda or cuda:N, got 'mps'"),
-        ({"dtype": torch.int64}, "dtype: expected one of floating point, got .*int64"),
+        ({"dtype": torch.int64}, "dtype: expected a floating-point dtype, got .*int64"),
     ],
 )
 def test_devices_and_dtypes_that_do_not_fit_are_refused(options, message):

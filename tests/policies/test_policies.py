@@ -462,3 +462,8 @@ def test_the_random_policy_explores_always_and_reproduces(space: spaces.Space) -
 )
 def test_random_actions_of_many_dimensions_have_a_finite_density(space, expected):
     assert RandomPolicy(space).log_prob == pytest.approx(expected, rel=1e-5)
+
+
+def test_bounds_of_an_action_may_be_numpys() -> None:
+    spec = ActionSpec(low=(np.float32(-1),), high=(np.int64(2),))
+    assert spec == ActionSpec(low=(-1.0,), high=(2.0,))

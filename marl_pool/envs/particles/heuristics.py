@@ -25,8 +25,8 @@ def observer_features(tokens: Tokens) -> Tensor:
     mask, features = is_observer(tokens), tokens.features
     slot = mask.byte().argmax(-1)[..., None, None]
     slot = slot.expand(*slot.shape[:-1], features.shape[-1])
-    there = mask.any(-1, keepdim=True)
-    return torch.where(there, features.gather(-2, slot)[..., 0, :], 0.0)
+    has_observer = mask.any(-1, keepdim=True)
+    return torch.where(has_observer, features.gather(-2, slot)[..., 0, :], 0.0)
 
 
 class ForceHeuristic(Heuristic):
