@@ -73,6 +73,8 @@ Kernels = Literal["auto", "torch", "native"]
 """Compute narrow set networks with torch, the compiled kernel, or whichever fits."""
 LearningRateSchedule = Literal["constant", "linear"]
 """Keep the learning rate, or lower it to zero over the run."""
+KLEstimate = Literal["last", "mean"]
+"""Estimate a KL divergence on an update's last minibatch, or on all of them."""
 Counts = Annotated[
     str,
     Field(

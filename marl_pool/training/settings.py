@@ -12,6 +12,7 @@ from marl_pool.options.types import (
     Episodes,
     Examples,
     Kernels,
+    KLEstimate,
     LearningRate,
     LearningRateSchedule,
     NonNegativeFloat,
@@ -77,6 +78,10 @@ class PPOSettings:
     """Initial weight of the KL penalty; 0 for none."""
     kl_target: PositiveFloat = 0.01
     """Target of the KL divergence, to which the penalty's weight adapts."""
+    kl_estimate: KLEstimate = "last"
+    """Divergence that is compared with the target after an update: last, of its last
+    minibatch, as in RLlib's new API stack; or mean, over all its minibatches, as in
+    the old one. The metric ``kl`` is the same."""
     grad_clip: PositiveFloat | None = 10.0
     """Largest global norm of the gradient, or None for no limit."""
     dropout: Probability = 0.0

@@ -4,13 +4,17 @@ import functools
 import operator
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
-from ray.rllib.algorithms.ppo.ppo import LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY
+from ray.rllib.algorithms.ppo.ppo import (
+    LEARNER_RESULTS_KL_KEY,
+    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
+)
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.training_data import TrainingData
@@ -48,6 +52,7 @@ from marl_pool.training.ppo.loss import (
 )
 from marl_pool.training.ppo.module import TokenRLModule
 from marl_pool.training.ppo.trajectories import RECORDED
+from marl_pool.training.settings import PPOSettings
 from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.randomness import seed_process, seed_torch
 
@@ -112,7 +117,8 @@ class BatchedPPOLearner(PPOTorchLearner):
       update, and the state includes the KL coefficients, so that a resumed run
       continues exactly.
     - A non-finite loss or gradient is reported, and its optimizer step is skipped.
-    - Metrics describe the last minibatch, and are logged once per update.
+    - Metrics describe the last minibatch, and are logged once per update. The KL
+      divergence is the mean over all minibatches with ``kl_estimate: mean``.
 
     Attributes:
         num_updates: number of updates since the start of the run.
@@ -177,7 +183,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         self.before_gradient_based_update(timesteps=timesteps)
         # Take the tensors of the local runner, or the episodes of remote ones. All
         # learners use the same order of modules, since they synchronize at each.
-        settings = self.config.learner_config_dict[SETTINGS]
+        settings: PPOSettings = self.config.learner_config_dict[SETTINGS]
         training_data.solve_refs()
         if training_data.batch is not None:
             rows_by_module: Mapping[str, Any] = training_data.batch.policy_batches
@@ -199,6 +205,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         generator = torch.Generator("cpu").manual_seed(seed)
         # Take a gradient step on each minibatch; log the metrics of the last one.
         self._is_first, self._metrics = True, dict[tuple[str, str], Any]()
+        self._divergences = defaultdict[str, list[Tensor]](list)
         last: dict[str, list[Microbatch]] = {}
         tokens = {
             mid: Tokens(**rows[Columns.OBS]).flatten_batch()
@@ -315,7 +322,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             value_loss.backward()  # the critic's gradient is still 0
             loss = loss + value_loss.detach()
         outputs = Outputs(steps, logits, values)
-        self._record_distance(module_id, outputs)
+        self._record_divergence(module_id, outputs)
         return loss, outputs
 
     def _accumulate(
@@ -384,7 +391,7 @@ class BatchedPPOLearner(PPOTorchLearner):
                 rows, out[Columns.EMBEDDINGS]
             )
         outputs = Outputs(rows, out[Columns.ACTION_DIST_INPUTS], values)
-        self._record_distance(module_id, outputs)
+        self._record_divergence(module_id, outputs)
         return outputs
 
     def _terms(self, module_id: str, outputs: Outputs) -> PPOTerms:
@@ -464,18 +471,29 @@ class BatchedPPOLearner(PPOTorchLearner):
                     torch.cat([part_terms.targets for part_terms in terms]),
                 )
             )
+        for mid, divergences in self._divergences.items():
+            self._metrics[mid, LEARNER_RESULTS_KL_KEY] = torch.cat(divergences).mean()
         for key, value in self._metrics.items():
             self.metrics.log_value(key, value.item(), window=1)
 
     @torch.no_grad()
-    def _record_distance(self, module_id: str, outputs: Outputs) -> None:
-        """Record the distance from the sampling policy before the first step."""
-        if not self._is_first:
+    def _record_divergence(self, module_id: str, outputs: Outputs) -> None:
+        """Record the divergence from the sampling policy before the first step.
+
+        If the mean over the update is the estimate, record that of each minibatch.
+        """
+        settings: PPOSettings = self.config.learner_config_dict[SETTINGS]
+        is_averaged = settings.kl_coeff > 0 and settings.kl_estimate == "mean"
+        if not (self._is_first or is_averaged):
             return
         rows, logits, _ = outputs
-        ratio = self._terms(module_id, outputs).ratio
         actions = self._module_of(module_id).policy.actions
         kl = kl_divergence(actions, rows[Columns.ACTION_DIST_INPUTS], logits)
+        if is_averaged:
+            self._divergences[module_id].append(kl)
+        if not self._is_first:
+            return
+        ratio = self._terms(module_id, outputs).ratio
         for name, value in (
             (FIRST_RATIO_ERROR, (ratio - 1).abs().max()),
             (FIRST_KL, kl.mean()),

@@ -37,7 +37,7 @@ class PPOTerms:
     Source: Schulman et al., Proximal policy optimization algorithms (2017), equations
     7 to 9, https://arxiv.org/abs/1707.06347, with the clipped value loss and the
     adaptive KL penalty of RLlib's ``PPOTorchLearner``, whose loss it equals for
-    finite logits.
+    finite logits. `PPOSettings.kl_estimate` says to which divergence it adapts.
     """
 
     ratio: Tensor

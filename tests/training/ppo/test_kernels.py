@@ -159,7 +159,7 @@ CHANGES: dict[str, Any] = {
 """Another value of each key of PPO that changes the loss or the step."""
 OTHERS = {
     *("num_envs", "batch_size", "minibatch_size", "num_epochs", "max_seq_len"),
-    *("kl_target", "dropout", "token_dropout", "dropout_in_sampler"),
+    *("kl_target", "kl_estimate", "dropout", "token_dropout", "dropout_in_sampler"),
 }
 """Sizes, what later iterations show, and random masks, which the kernels lack."""
 

@@ -22,8 +22,9 @@ from torch import nn
 from helpers.farm import FoxAndHens, policies_of
 from helpers.ppo import episodes_of, local_learner
 from helpers.training import RAY_WARNINGS, run_python
+from marl_pool.compiled.choice import use_kernels
 from marl_pool.config import compose
-from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.actions import ActionSpec, kl_divergence
 from marl_pool.rollout import Rollout
 from marl_pool.training.optimization import FlatAdam, FlatParameters
 from marl_pool.training.ppo.algorithm import BatchedPPO
@@ -210,7 +211,7 @@ def test_the_explained_variance_is_computed_on_the_whole_minibatch() -> None:
     log = SimpleNamespace(
         log_value=lambda key, value, window: logged.update({key: value})
     )
-    learner.metrics, learner._metrics = log, {}
+    learner.metrics, learner._metrics, learner._divergences = log, {}, {}
     learner._terms = lambda _, terms: terms
     learner._log({"m": microbatches})
     expected = 1 - 0.01 / float(targets.var(correction=0))
@@ -302,6 +303,46 @@ def test_a_module_without_rows_in_the_last_minibatch_is_logged(build: Any) -> No
     assert {*STATISTICS} <= result["fox"].keys()
     # A divergence far below the target halves the coefficient.
     assert float(learner.curr_kl_coeffs_per_module["fox"]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("estimate", ["last", "mean"])
+def test_the_penalty_adapts_to_the_last_divergence_or_to_the_mean(
+    build, monkeypatch, kernels, estimate
+) -> None:
+    """The first minibatches, near the sampling policy, only count in the mean."""
+    divergences, update = [], BatchedPPOLearner._update
+
+    def noted(self, batch):
+        microbatches = update(self, batch)
+        for part in microbatches:
+            rows, logits, _ = part.outputs["agent"]
+            actions = self._module_of("agent").policy.actions
+            prior = rows[Columns.ACTION_DIST_INPUTS]
+            divergences.append(
+                float(kl_divergence(actions, prior, logits.detach()).mean())
+            )
+        return microbatches
+
+    monkeypatch.setattr(BatchedPPOLearner, "_update", noted)
+    words = [*CENTROID, "ppo.dropout=0", "ppo.minibatch_size=null"]
+    words += ["ppo.lr=1e-3", "ppo.kl_coeff=1.0", "ppo.kl_target=0.005"]
+    with use_kernels(kernels):
+        algo = build(compose("train", [*words, f"ppo.kl_estimate={estimate}"]))
+        learner = local_learner(algo)
+        batch = algo.env_runner.sample_batch()
+        steps = {"num_env_steps_sampled_lifetime": 0}
+        (result,) = algo.learner_group.update(
+            batch=batch, timesteps=steps, num_epochs=2
+        )
+    first, last = divergences
+    assert abs(first) < 1e-6
+    expected = {"last": last, "mean": (first + last) / 2}[estimate]
+    kl = float(result["agent"]["mean_kl_loss"].peek())
+    assert kl == pytest.approx(expected, rel=1e-5)
+    coefficient = float(learner.curr_kl_coeffs_per_module["agent"])
+    # The last divergence is above twice the target, the mean is not.
+    assert coefficient == pytest.approx({"last": 1.5, "mean": 1.0}[estimate])
 
 
 @pytest.mark.slow
