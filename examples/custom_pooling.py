@@ -43,8 +43,8 @@ def main() -> None:
     vectors = GatedSum(64)(torch.randn(32, 10, 64))
     print(tuple(vectors.shape))
     # The run stores the name module:Class, by which the class is found again.
-    head = {"name": "custom_pooling:GatedSum", "scale": 0.05}
-    run = marl_pool.train("time_limit=60", *parser.parse_args().overrides, pooling=head)
+    head = ("pooling=custom_pooling:GatedSum", "pooling.scale=0.05")
+    run = marl_pool.train(*head, "time_limit=60", *parser.parse_args().overrides)
     print(f"{run.path}: last return {run.rows()[-1]['return_mean']:.2f}")
 
 

@@ -20,8 +20,9 @@ def main() -> None:
         "experiment=simple_centroid",
         "pooling=ada",
         "total_steps=1_000_000",
+        "checkpoint.every=10",
+        "checkpoint.keep=1",
         *parser.parse_args().overrides,
-        checkpoint={"every": 10, "keep": 1},  # a mapping sets the keys of a section
     )
     policy = marl_pool.load_policy(run.policy_dir)  # needs no ray
     print(f"{run.path}: {sum(p.numel() for p in policy.parameters()):,} parameters")

@@ -95,7 +95,11 @@ def main() -> None:
     parser.add_argument("--line", default="pooling", help="swept key of the lines")
     parser.add_argument("--metric", default="return_mean")
     arguments = parser.parse_args()
-    table = pd.DataFrame(read_table(arguments.sweep))
+    # A key without a value, null, is a value of its facet or line.
+    rows = read_table(arguments.sweep)
+    for row in rows:
+        row |= {key: "null" for key, value in row.items() if value is None}
+    table = pd.DataFrame(rows)
     for key in (arguments.facet, arguments.line, arguments.metric):
         if key not in table:
             parser.error(f"{key}: no such column; choose from {', '.join(table)}")

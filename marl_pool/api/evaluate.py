@@ -15,6 +15,7 @@ from marl_pool.evaluation.results import Files
 from marl_pool.evaluation.settings import EvaluateSettings
 from marl_pool.files.atomic import make_folder
 from marl_pool.options.names import texts_in, trust, unknown
+from marl_pool.options.overrides import plain
 from marl_pool.options.signatures import check_argument
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import InputError, explain_os_errors
@@ -152,5 +153,6 @@ def _settings(
             if key not in SUITE_KEYS:
                 raise unknown("key of a suite", str(key), SUITE_KEYS)
         config = {**config, **{key: [] for key in SUITE_KEYS}, **suite}
-    checked = check_plain("evaluate", {**config, **arguments})
+    settings = {key: plain(key, value) for key, value in arguments.items()}
+    checked = check_plain("evaluate", {**config, **settings})
     return EvaluateSettings.from_config(checked)

@@ -258,11 +258,9 @@ def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:
 
 def _unfinished(run: "Run", config: "RunConfig") -> int:
     """Return the exit status that tells a job whether to try again."""
-    from marl_pool.training.jobs import is_finished
+    from marl_pool.training.jobs import has_ended
 
-    # Without a limit only a callback ends a run early, and for good.
-    ended = config.time_limit is None or is_finished(run, config)
-    return 0 if ended else UNFINISHED
+    return 0 if has_ended(run, config) else UNFINISHED
 
 
 def _run_training(run: "Run", config: "RunConfig") -> int:

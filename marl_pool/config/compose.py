@@ -403,8 +403,12 @@ def _mentioned(
     """Return the files whose names occur in the overrides or in such files."""
     mentioned: list[Path] = []
     text = "\n".join(map(str, overrides))
+    # `a` is no mention in `cartpole`.
     while new := [
-        file for file in files if file.stem in text and file not in mentioned
+        file
+        for file in files
+        if file not in mentioned
+        and re.search(rf"(?<![\w-]){re.escape(file.stem)}(?![\w-])", text)
     ]:
         mentioned += new
         for file in new:

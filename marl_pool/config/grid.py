@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -98,6 +99,11 @@ def plan_grid(
         if first != trial.name:
             raise InputError(f"the trials {first} and {trial.name} are the same run")
         trials.append(trial)
+    # Null and the text "null" differ, but their trials would share a folder.
+    folders = Counter(trial.name for trial in trials)
+    for name, count in folders.items():
+        if count > 1:
+            raise InputError(f"grid: expected one trial {name}, got {count}")
     return Plan(grid, list(fixed), settings, trials)
 
 
@@ -140,12 +146,15 @@ def plan_space(
     _validate_space(space)
     settings, make = _composer(fixed, config_dir, verb)
     _validate_number("sweep.trials", settings.trials)
-    # Try each choice and both ends of each range: values between them are valid too.
+    # Try each choice and both ends of each range. A search skips invalid combinations.
     first = {key: values[0] for key, (_, *values) in space.items()}
     combinations = [first]
     for key, (_, *values) in space.items():
         combinations += [{**first, key: value} for value in values[1:]]
     probes = [make(trial_name(values), values) for values in combinations]
+    for key, (kind, *values) in space.items():
+        if kind in (UNIFORM, LOG_UNIFORM):
+            _validate_real(make, first, key, kind, *values)
     return SearchPlan(
         {}, list(fixed), settings, [], space=space, probes=probes, make=make
     )
@@ -247,6 +256,21 @@ def _validate_space(space: Space) -> None:
             raise InputError(f"{key}: expected low < high, got {text}")
         if kind == LOG_UNIFORM and low <= 0:
             raise InputError(f"{key}: expected low > 0, got {text}")
+
+
+def _validate_real(
+    make: MakeTrial, values: Mapping[str, Any], key: str, kind: str, *ends: float
+) -> None:
+    """Reject a range of real numbers for a key that takes only integers."""
+    low, high = ends
+    fraction = low + (high - low) / math.pi
+    try:
+        make(trial_name({key: fraction}), {**values, key: fraction})
+    except InputError as error:
+        text = f"{kind}({show(low)}, {show(high)})"
+        raise InputError(
+            f"{error}, of {text}; for integers use {INT_UNIFORM}(low,high)"
+        ) from error
 
 
 def _validate_number(where: str, trials: int) -> None:

@@ -7,9 +7,10 @@ SWEEP/table.csv         a row for each logged iteration of each trial
 """
 
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -51,6 +52,10 @@ CHOICE, UNIFORM = "choice", "uniform"
 LOG_UNIFORM, INT_UNIFORM = "log_uniform", "int_uniform"
 """Kinds of ranges; the ends belong to a range."""
 PROPOSALS = "proposals.yaml"
+TEXTS = ("trial", "status")
+"""Columns of the table that are text, also where a trial's name is a number."""
+NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|nan|-?inf")
+"""A number in the table: as in JSON, NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +240,10 @@ def read_table(path: str | Path) -> list[dict[str, Any]]:
     file = path / TABLE if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"{file}: no such table")
-    return [{key: _value(text) for key, text in row.items()} for row in read_csv(file)]
+    return [
+        {key: text if key in TEXTS else _value(text) for key, text in row.items()}
+        for row in read_csv(file)
+    ]
 
 
 @contextmanager
@@ -308,7 +316,6 @@ def _cell(value: Any) -> Any:
 def _value(text: str) -> Any:
     if text in ("null", "true", "false"):
         return json.loads(text)
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text or "nan")
+    if NUMBER.fullmatch(text or "nan"):
+        return int(text) if text.lstrip("-").isdigit() else float(text or "nan")
     return text

@@ -5,6 +5,7 @@ training run; ``callbacks=[wandb]`` logs to Weights & Biases.
 """
 
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -51,12 +52,14 @@ class WandB(Callback):
         with explain_missing_modules():
             import wandb
 
-        # The id depends on the folder, so that a resumed run continues its log.
+        # The id depends on the folder, so that a resumed run continues its log. It may
+        # not have the commas and colons of a trial's name.
         path = run.path.absolute()
+        name = re.sub(r"[^\w.-]", "_", path.name[-40:], flags=re.ASCII)
         self.log = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "marl_pool"),
             name=path.name,
-            id=f"{path.name[-40:]}-{zlib.crc32(bytes(path)):08x}",
+            id=f"{name}-{zlib.crc32(bytes(path)):08x}",
             resume="allow",
             config=run.config,
             dir=path,

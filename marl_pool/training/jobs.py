@@ -148,6 +148,14 @@ def is_finished(run: Run, config: RunConfig) -> bool:
     return job.saved(run) >= job.total(config)
 
 
+def has_ended(run: Run, config: RunConfig) -> bool:
+    """Return True if no later session would continue a run.
+
+    Without a time limit only a callback ends a run early, and for good.
+    """
+    return config.time_limit is None or is_finished(run, config)
+
+
 def validate_ray_for(config: RunConfig) -> None:
     """Reject a run that needs ray if ray is not installed."""
     has_workers = isinstance(config, EvolveConfig) and config.resources.num_workers

@@ -104,6 +104,13 @@ def test_a_discrete_env_takes_integers() -> None:
     assert np.isfinite(measured.returns).all()
 
 
+def test_numbers_may_be_numpys() -> None:
+    numbers = {"episodes": np.int64(EPISODES), "seed": np.int64(3)}
+    suite = {"perturbations": []}
+    expected = evaluate(noop, suite=suite, seed=3).returns
+    assert np.array_equal(evaluate(noop, suite=suite, **numbers).returns, expected)
+
+
 def test_a_function_of_a_fixed_number_of_tokens_makes_a_gap() -> None:
     def act(observation: Observation) -> np.ndarray:
         if observation["types"].shape[1] != 8:

@@ -567,7 +567,11 @@ def test_a_wrong_value_is_refused_with_the_files_of_the_user(tmp_path):
         compose("evaluate", ["suite=mine"], tmp_path)
     for part in ("perturbations[0].severities", "[0, 1]", "3.0", str(suite)):
         assert part in str(caught.value)
-    # Files that were not used are not named.
+    # Files that were not used are not named, and letters are no mention.
+    for name in ("a", "s", "mine-2"):
+        write_yaml(tmp_path / "suite" / f"{name}.yaml", wrong)
+    with pytest.raises(InputError, match=r"composed with [^,]*mine\.yaml\)$"):
+        compose("evaluate", ["suite=mine"], tmp_path)
     with pytest.raises(InputError) as caught:
         compose("evaluate", ["episodes=0"], tmp_path)
     assert str(suite) not in str(caught.value)

@@ -1,5 +1,6 @@
 """The training loop: callbacks, the log to Weights & Biases, origins of checkpoints."""
 
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ from helpers.wind_env import WINDY
 from marl_pool.cli import main as cli
 from marl_pool.runs.run import Run
 from marl_pool.training import loop
-from marl_pool.training.callbacks import Callback
+from marl_pool.training.callbacks import Callback, WandB
 
 TINY = [*WINDY, "total_generations=4", "--run-dir", "run"]
 MODULE = "training.test_loop"
@@ -169,6 +170,25 @@ def test_a_run_is_logged_to_wandb_and_its_log_continues(monkeypatch, tmp_path):
     env_steps = [row["env_steps"] for row in Run.open("run").rows()]
     assert [steps for _, steps in rows] == env_steps
     assert len(finished) == 2
+
+
+@pytest.mark.parametrize("name", ["env=mine:Env,seed=0", "a/b#c?'d';e", "größe"])
+def test_an_id_at_wandb_has_only_characters_that_it_accepts(
+    monkeypatch, tmp_path, name
+):
+    sessions = []
+
+    def init(**options):
+        sessions.append(options)
+        return SimpleNamespace(finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    run = SimpleNamespace(path=tmp_path / name.replace("/", "-"), config={})
+    with WandB().session(run):
+        pass
+    (options,) = sessions
+    assert options["name"] == run.path.name
+    assert re.fullmatch(r"[A-Za-z0-9_.-]+", options["id"])
 
 
 # The origin of a checkpoint, and the line printed when a run is resumed elsewhere

@@ -480,7 +480,7 @@ class BatchedPPOLearner(PPOTorchLearner):
     def _record_divergence(self, module_id: str, outputs: Outputs) -> None:
         """Record the divergence from the sampling policy before the first step.
 
-        If the mean over the update is the estimate, record that of each minibatch.
+        Record it in all minibatches if the estimate is their mean.
         """
         settings: PPOSettings = self.config.learner_config_dict[SETTINGS]
         is_averaged = settings.kl_coeff > 0 and settings.kl_estimate == "mean"

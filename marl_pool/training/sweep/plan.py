@@ -16,7 +16,7 @@ from marl_pool.runs.sweep import (
     proposal_name,
     stopped_early,
 )
-from marl_pool.training.jobs import config_of, is_finished, validate_same
+from marl_pool.training.jobs import config_of, has_ended, validate_same
 from marl_pool.training.settings import RunConfig, SweepSettings
 from marl_pool.training.supervised.settings import FitConfig
 
@@ -146,4 +146,4 @@ def is_done(sweep: Sweep, plan: Plan) -> bool:
     """Return True unless a trial has to be resumed, as its time limit ended it."""
     ended = stopped_early(sweep.proposals())
     runs = [sweep.run(trial) for trial in plan.trials if trial.name not in ended]
-    return all(run is not None and is_finished(run, config_of(run)) for run in runs)
+    return all(run is not None and has_ended(run, config_of(run)) for run in runs)

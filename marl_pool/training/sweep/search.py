@@ -32,6 +32,8 @@ from marl_pool.utils.errors import InputError
 
 DIGITS = 4
 """Significant digits of a proposed number, which keep commands short."""
+MOST_SUGGESTIONS = 100
+"""Suggestions for one trial, until one combines values that fit each other."""
 
 
 @dataclass
@@ -102,8 +104,25 @@ class Search:
                 if trial.name in self.ended
                 if (score := self.score(trial)) is not None
             ]
-            seed = (self.plan.probes[0].config.seed, len(self.proposals))
-            yield self.propose(suggested(self.plan.space, scored, seed))
+            yield self._propose_valid(scored)
+
+    def _propose_valid(
+        self, scored: Sequence[tuple[Mapping[str, Any], float]]
+    ) -> PlannedTrial:
+        """Add a trial with the first suggestion whose values fit each other.
+
+        Raises:
+            InputError: none of `MOST_SUGGESTIONS` does.
+        """
+        seed = (self.plan.probes[0].config.seed, len(self.proposals))
+        for number in range(MOST_SUGGESTIONS):
+            draw = (*seed, number) if number else seed
+            values = suggested(self.plan.space, scored, draw)
+            try:
+                return self.propose(values)
+            except InputError as error:
+                reason = error
+        raise InputError(f"{MOST_SUGGESTIONS} suggestions are invalid: {reason}")
 
     def propose(self, values: Mapping[str, Any]) -> PlannedTrial:
         """Add a trial, and record it before it starts."""
@@ -170,7 +189,8 @@ class Search:
         args = [text for text in self.sweep.overrides if not text.startswith("sweep.")]
         values = (f"{key}={written(value)}" for key, value in trial.values.items())
         flags = ["--config-dir", str(folder)] if folder else []
-        return ["marl-pool", self.sweep.verb, *args, *values, *flags]
+        threads = f"threads={trial.config.threads}"
+        return ["marl-pool", self.sweep.verb, *args, *values, threads, *flags]
 
     @property
     def ranking(self) -> list[tuple[PlannedTrial, float | None]]:
@@ -192,7 +212,8 @@ def suggested(
     Args:
         space: key → range.
         scored: values and score of each trial that has ended, in order.
-        seed: seed of the search, and number of the trial.
+        seed: seed of the search, number of the trial, and number of the suggestion
+            if others were invalid.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     (state,) = np.random.SeedSequence(seed).generate_state(1)

@@ -184,6 +184,31 @@ def test_a_resumed_search_proposes_what_an_uninterrupted_one_does(make_search):
     assert max(good) < max(values["ppo.lr"] for values in expected[:10])
 
 
+def test_a_search_skips_values_that_do_not_fit_each_other(tmp_path):
+    """A minibatch is no larger than the batch."""
+    pytest.importorskip("ray")
+    pytest.importorskip("optuna")
+    from marl_pool.training.sweep.search import Search
+
+    ranges = ["ppo.batch_size=choice(2048,512)", "ppo.minibatch_size=choice(256,1024)"]
+    plan = plan_search([*ranges, "total_steps=4096", "sweep.trials=12"])
+    (tmp_path / "s").mkdir()
+    search = Search(Sweep(tmp_path / "s", {}, [], space=plan.space), plan)
+    sizes = [
+        (ppo.batch_size, ppo.minibatch_size)
+        for ppo in (trial.config.ppo for trial in search.upcoming([]))
+    ]
+    assert {*sizes} == {(2048, 256), (2048, 1024), (512, 256)}
+    assert search.sweep.proposals() == search.proposals
+    assert len(search.proposals) == 12
+    # With no valid values left, the search ends.
+    plan.space["ppo.batch_size"] = ["choice", 512, 128]
+    plan.space["ppo.minibatch_size"] = ["choice", 1024, 2048]
+    search.settings = replace(search.settings, trials=13)
+    with pytest.raises(InputError, match="100 suggestions are invalid: ppo.minibatch"):
+        next(search.upcoming([]))
+
+
 def test_a_search_that_another_session_has_changed_is_refused(make_search):
     search, second_session = make_search(), make_search()
     search.validate_current()
@@ -331,13 +356,13 @@ def test_a_search_runs_is_resumed_and_prints_the_best_command(capsys):
     proposals = Sweep.open("s").proposals()
     assert proposals[:2] == first
     table = read_table("s")
-    assert {row["trial"] for row in table} == {0, 1, 2}
+    assert {row["trial"] for row in table} == {"0000", "0001", "0002"}
     best = max(table, key=lambda row: row["return_mean"])
     words = shlex.split(out.rpartition("best: ")[2].splitlines()[0])
     values = proposals[int(best["trial"])].values
     assert words[:2] == ["marl-pool", "train"]
     assert {f"{key}={value}" for key, value in values.items()} < set(words)
-    assert {*small} < set(words)
+    assert {*small, "threads=1"} < set(words)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import check, compose, plan_grid, plan_sweep
 from marl_pool.config.option_files import files_of
+from marl_pool.options.overrides import written
 from marl_pool.runs.run import Best, Run
 from marl_pool.runs.sweep import LONGEST_NAME, Sweep, Trial, read_table, trial_name
 from marl_pool.training.settings import SweepSettings, TrainConfig
@@ -35,6 +36,7 @@ from marl_pool.training.sweep.estimate import (
     smallest_difference,
 )
 from marl_pool.training.sweep.folder import begin_sweep
+from marl_pool.training.sweep.plan import is_done
 from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.run import _report_damage
 from marl_pool.training.sweep.schedule import Scheduler, bundles, saved
@@ -324,6 +326,17 @@ def plan():
     return plan_sweep([*SWEPT, "total_steps=100"])
 
 
+@pytest.mark.parametrize(("time_limit", "is_over"), [(None, True), (60, False)])
+def test_a_job_tries_again_only_where_a_time_limit_ended_a_trial(time_limit, is_over):
+    """As for a single run: else a callback has ended it."""
+    plan = plan_sweep([*SWEPT, "total_steps=100", f"time_limit={written(time_limit)}"])
+    sweep = Sweep("s", plan.grid, plan.overrides)
+    assert not is_done(sweep, plan)
+    for trial in plan.trials:
+        saved_run(sweep.run_path(trial), trial.config.plain, [10])
+    assert is_done(sweep, plan) == is_over
+
+
 def test_finished_trials_are_not_trained_again(plan, capsys):
     sweep = Sweep("s", plan.grid, plan.overrides)
     for trial in plan.trials:
@@ -405,6 +418,23 @@ def test_the_table_has_a_row_for_each_iteration_of_each_trial(sweep_with_runs):
     assert math.isnan(table[2]["loss"])
     assert all(math.isnan(row["kl"]) for row in table)
     assert not list(sweep.path.glob(".table*"))
+
+
+def test_only_json_numbers_of_the_table_are_numbers(tmp_path):
+    texts = ["1_000", "010", "+1", "0x1", "1e", "infinity", " 1", "true-ish"]
+    numbers = [0, -3, 2.5, -1e-05, 1e300, math.inf, -math.inf]
+    values = [*texts, *numbers, True, None]
+    sweep = Sweep(tmp_path, {}, [])
+    trials = [Trial(f"{n:04d}", {"key": value}) for n, value in enumerate(values)]
+    for trial in trials:
+        saved_run(sweep.run_path(trial), {}, [1])
+    sweep.write_table(trials, dict.fromkeys((t.name for t in trials), "finished"))
+    table = read_table(tmp_path)
+    assert [row["trial"] for row in table] == [trial.name for trial in trials]
+    read = [row["key"] for row in table]
+    assert [(type(value), value) for value in read] == [
+        (type(value), value) for value in values
+    ]
 
 
 def test_an_empty_table_has_its_columns(tmp_path):
