@@ -126,7 +126,8 @@ class AttentionBlock(nn.Module):
 
     Source: Lee et al. (2019), *Set Transformer*, https://arxiv.org/abs/1810.00825,
     equations 6 and 7; rFF is one linear layer with ReLU, as in the authors' code, or
-    several of them. The arguments are as in `SetTransformerEncoder`.
+    several of them. That code takes the residual from the projected queries, and has
+    biases and no output projection. The arguments are as in `SetTransformerEncoder`.
     """
 
     def __init__(
@@ -174,7 +175,8 @@ class SetTransformerEncoder(Encoder):
     costs O(N m).
 
     Source: Lee et al. (2019), *Set Transformer*, https://arxiv.org/abs/1810.00825,
-    equations 8 to 10. The authors' code has no LayerNorm by default. SWARM (Vollgraf,
+    equations 8 to 10. The authors' code has no LayerNorm by default, and differs in
+    `AttentionBlock`. SWARM (Vollgraf,
     2019, https://arxiv.org/abs/1906.09400) compares itself with ``encoder=paper_isab``.
 
     Args:

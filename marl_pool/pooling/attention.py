@@ -57,7 +57,9 @@ class PMAPooling(Pooling):
     Shapes: ``(B, N, D)`` to ``(B, k D)``; zero for an empty set.
 
     Source: Lee et al. (2019), *Set Transformer*, https://arxiv.org/abs/1810.00825,
-    equations 6, 7 and 13. The published code has no LayerNorm by default.
+    equations 6 and 7 and section 3.2. The published code differs from the text: no rFF
+    on the set, the residual from the projected seeds, no output projection, biases, and
+    no LayerNorm by default.
 
     Example:
         >>> pool = PMAPooling(8, num_seeds=2, num_heads=4)
@@ -169,9 +171,11 @@ class HopfieldPooling(Pooling):
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
     Source: Ramsauer et al. (2021), *Hopfield Networks is All You Need*,
-    https://arxiv.org/abs/2008.02217, equations 3 and 10 and section 3. Difference from
-    the published code: a fixed number of updates instead of a threshold, so that a
-    set's result does not depend on the other sets of its batch.
+    https://arxiv.org/abs/2008.02217, equations 3 and 10 and section 3. Differences from
+    the published code: a fixed number of updates, one by default, instead of a
+    threshold and none, so that a set's result does not depend on the other sets of its
+    batch; and values are projected keys, as in the equation, where the code's default
+    projects the inputs.
 
     Args:
         num_heads: number of heads, a divisor of D.

@@ -3,7 +3,8 @@
 Scores of several runs are ``(..., runs, conditions)``: a task of Agarwal et al. (2021,
 https://arxiv.org/abs/2108.13264) is a condition here, such as a perturbation. The
 definitions follow their package rliable, in numpy to save a dependency; tests
-compare them with scipy.
+compare them with scipy. Difference: the bootstrap is not stratified, as a resampled run
+brings the scores of all its conditions, which one policy got.
 """
 
 import math
