@@ -6,6 +6,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -82,6 +83,65 @@ def test_advantages_equal_the_sum_of_temporal_differences(gamma, lam):
         expected = brute_force(part, gamma, lam)
         np.testing.assert_allclose(advantages.numpy(), expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(targets, advantages + part.values)
+
+
+def single_agent_fragment() -> Trajectory:
+    """Random episodes, some terminated and some truncated, of the one fox."""
+    parts, _ = trajectory(steps=30)
+    part, generator = parts["fox"], torch.Generator().manual_seed(0)
+    values = torch.randn(31, *part.values.shape[1:], generator=generator)
+    chance = torch.rand(part.terminated.shape, generator=generator)
+    terminated, truncated = chance < 0.1, (chance >= 0.1) & (chance < 0.2)
+    # The value after an episode's last step is not that before the next one.
+    ends = (terminated | truncated)[..., None]
+    return part._replace(
+        rewards=torch.randn(part.rewards.shape, generator=generator),
+        values=values[:-1],
+        next_values=torch.where(ends, 3 + values[1:], values[1:]),
+        terminated=terminated,
+        truncated=truncated,
+        next_active=torch.ones_like(part.next_active),
+    )
+
+
+def test_advantages_are_torchrls() -> None:
+    functional = pytest.importorskip("torchrl.objectives.value.functional")
+    part = single_agent_fragment()
+    ends = (part.terminated | part.truncated)[..., None]
+    columns = (part.values, part.next_values, part.rewards, ends)
+    by_env = [
+        column.transpose(0, 1) for column in (*columns, part.terminated[..., None])
+    ]
+    expected = functional.generalized_advantage_estimate(0.97, 0.93, *by_env)
+    for estimate, column in zip(
+        estimate_advantages(part, 0.97, 0.93), expected, strict=True
+    ):
+        torch.testing.assert_close(
+            estimate, column.transpose(0, 1), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_advantages_are_stable_baselines3s() -> None:
+    """Its buffer adds the value after a truncation to the reward, as its PPO does."""
+    buffers = pytest.importorskip("stable_baselines3.common.buffers")
+    part = single_agent_fragment()
+    steps, num_envs, _ = part.rewards.shape
+    space = gym.spaces.Box(-1, 1, (1,))
+    options = {"gamma": 0.97, "gae_lambda": 0.93, "n_envs": num_envs, "device": "cpu"}
+    buffer = buffers.RolloutBuffer(steps, space, space, **options)
+    ends = (part.terminated | part.truncated).numpy()
+    starts = np.concatenate([np.zeros((1, num_envs)), ends[:-1]])
+    after = torch.where(part.truncated[..., None], part.next_values, 0.0)
+    rewards = (part.rewards + 0.97 * after)[..., 0].numpy()
+    zeros = np.zeros((num_envs, 1))
+    for t in range(steps):
+        row = (rewards[t], starts[t], part.values[t, :, 0], torch.zeros(num_envs))
+        buffer.add(zeros, zeros, *row)
+    buffer.compute_returns_and_advantage(part.next_values[-1, :, 0], ends[-1])
+    advantages, _ = estimate_advantages(part, 0.97, 0.93)
+    np.testing.assert_allclose(
+        advantages[..., 0].numpy(), buffer.advantages, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_truncation_bootstraps_and_a_termination_does_not():
