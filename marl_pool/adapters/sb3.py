@@ -30,7 +30,8 @@ from marl_pool.adapters.space_network import SpaceNetwork
 from marl_pool.observations.make import split_action_mask
 from marl_pool.observations.masks import MASK, read_mask
 from marl_pool.observations.parts import as_array, kind_of
-from marl_pool.observations.view import TokenView
+from marl_pool.observations.token_dict import TOKEN_PARTS
+from marl_pool.observations.view import TokenView, listed
 from marl_pool.options.construction import check_constructor
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens
@@ -292,7 +293,13 @@ def fitted_space(space: spaces.Space, observation: Observation) -> spaces.Space:
         entries = {}
         for key, part in space.items():
             if not isinstance(observation, Mapping) or key not in observation:
-                raise InputError(f"observation: expected the entry {key!r}, got none")
+                is_dict = isinstance(observation, Mapping)
+                names = listed([*observation]) if is_dict else "no Dict"
+                is_tokens = {*TOKEN_PARTS} <= space.keys()
+                hint = "; the env needs tokenize_env, as in training" * is_tokens
+                raise InputError(
+                    f"observation: expected the entry {key!r}, got {names}{hint}"
+                )
             entries[key] = fitted_space(part, observation[key])
             if key == MASK and entries[key] != part:
                 raise InputError(

@@ -146,6 +146,7 @@ action's choices are allowed.
 examples:
   marl-pool export runs/my-run --to onnx
   marl-pool export runs/my-run --to torch --out my-policy.pt2
+  marl-pool export pretrained=cartpole --to onnx
 """,
     "push": """upload a policy to the Hugging Face Hub
 Policy, card, newest evaluation and video become a commit of the repository USER/NAME,

@@ -44,7 +44,7 @@ READING = ("evaluate", "render", "play", "report", "export", "push")
 """Verbs that read files from others, which may only name what the user allows."""
 WORKING = (*MAKING, "resume", *READING)
 """Verbs that announce themselves before they import torch and ray."""
-KEYLESS = ("export", "push", "show", "ls", "list", "help")
+KEYLESS = ("push", "show", "ls", "list", "help")
 """Verbs without a configuration."""
 
 

@@ -8,6 +8,7 @@ from marl_pool.api.train import compose_run
 from marl_pool.cli.arguments import KINDS, PRETRAINED, parse, print_help
 from marl_pool.cli.common import open_run, print_paths
 from marl_pool.options import names
+from marl_pool.options.overrides import parse as parse_override
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import printable
 
@@ -51,11 +52,13 @@ def check_env(arguments: Namespace, overrides: list[str]) -> int:
     assert isinstance(config, TrainConfig)
     with limit_calls(config.env_timeout or CHECK_SECONDS):
         findings = check_env(**config.env)
-    rules: dict[str, str] = {}
+    rules, previous = dict[str, str](), ""
     for name, problem in findings.items():
         # One problem can break many rules: describe it once.
         first = rules.setdefault(problem, name)
         text = f"for the reason of {first!r}" if first != name else problem
+        text = "likewise" if problem == previous else text
+        previous = problem
         print(printable(f"failed  {name}: {text}" if problem else f"ok      {name}"))
     return 1 if any(findings.values()) else 0
 
@@ -120,7 +123,13 @@ def export(arguments: Namespace, overrides: list[str]) -> int:
 
     if arguments.to not in SUFFIXES:
         raise names.unknown("format", arguments.to, SUFFIXES)
-    standalone = find_standalone(arguments.run, None)
+    pretrained = None
+    for text in overrides:
+        override = parse_override(text)
+        if override.key != PRETRAINED:
+            raise InputError(f"export takes no key but {PRETRAINED}, got {text!r}")
+        pretrained = str(override.value)
+    standalone = find_standalone(arguments.run, pretrained)
     if standalone is None:
         run = open_run("export", arguments.run)
         name, folder = run.name, run.policy_path()

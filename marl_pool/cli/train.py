@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from marl_pool.api.train import compose_run, fitted, new_run
 from marl_pool.cli import common
 from marl_pool.files.hub import is_hub
-from marl_pool.options.names import allowed, trust
+from marl_pool.options.names import allowed, plug_ins_in, trust
 from marl_pool.options.overrides import Override
 from marl_pool.utils.errors import InputError, validate_module
 from marl_pool.utils.text import print_line, quoted
@@ -121,11 +121,13 @@ def _run_sweep(
     if dry_run:
         return 0
     path = quoted(sweep.path)
+    configs = (trial.config.plain for trial in plan.trials)
+    flags = common.plugin_flags(set().union(*map(plug_ins_in, configs)))
     # A fit has no policy to evaluate.
     reads = ("evaluate", "report") if sweep.verb == "train" else ()
     common.print_next(
         f"marl-pool ls {path}",
-        *(f"marl-pool {verb} {path}/{TRIALS}/*" for verb in reads),
+        *(f"marl-pool {verb} {path}/{TRIALS}/*{flags}" for verb in reads),
     )
     return 0 if not or_resume or is_done(sweep, plan) else UNFINISHED
 
@@ -283,7 +285,7 @@ def _run_training(run: "Run", config: "RunConfig") -> int:
     common.print_paths([run.path, *filter(Path.exists, paths)])
     from marl_pool.utils.progress import duration
 
-    result = f"best {run.best}; " if run.best else ""
+    result = f"best checkpoint: {run.best}; " if run.best else ""
     print(f"{result}took {duration(time.monotonic() - began)}", file=sys.stderr)
     common.print_next(*common.next_commands(run))
     return _mirror_status(problem)

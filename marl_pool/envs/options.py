@@ -1,4 +1,4 @@
-"""Notation of entity counts, shared by the particle environments."""
+"""Options of environments: their notation of entity counts, and what names them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,6 +30,12 @@ def entity_counts(
             )
         numbers.append(part if number is None else number)
     return tuple(numbers)
+
+
+def env_label(options: Mapping[str, Any]) -> str:
+    """Name an environment for a title: by its module if it is another library's."""
+    module = options.get("module")
+    return module if isinstance(module, str) else options["name"].rpartition(":")[2]
 
 
 def expand_counts(env_config: Mapping[str, Any]) -> dict[str, Any]:

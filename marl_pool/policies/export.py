@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Literal
 
 import torch
@@ -100,6 +101,9 @@ def export_policy(
         raise InputError(f"{path} exists; choose another --out")
     with explain_os_errors(f"{path} cannot be written"):
         make_folder(path.parent)
+        # Try to write before the export, which takes seconds.
+        with NamedTemporaryFile(dir=path.parent):
+            pass
     with (
         _in_eval_mode(policy),
         torch.no_grad(),

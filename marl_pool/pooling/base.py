@@ -130,6 +130,12 @@ class Pooling(nn.Module, ABC):
     def prepare(self, x: Tensor, padding: Mask = None, types: Types = None) -> Inputs:
         """Validate the shapes and set ``x``, which may be NaN, to 0 under padding."""
         name = type(self).__name__
+        for label, tensor in (("x", x), ("padding", padding), ("types", types)):
+            if tensor is not None and not isinstance(tensor, Tensor):
+                raise InputError(
+                    f"{name}: expected {label} to be a torch tensor, got "
+                    f"{type(tensor).__name__}"
+                )
         if x.dim() != 3 or x.shape[-1] != self.dim or x.shape[1] <= self.extra_tokens:
             raise InputError(
                 f"{name}: expected x of shape (B, N >= {self.extra_tokens + 1}, "

@@ -19,6 +19,7 @@ from marl_pool.adapters.sb3 import (
     ActionMaskWrapper,
     AnySizeModel,
     SetExtractor,
+    fitted_space,
     resize_policy,
 )
 from marl_pool.observations.make import make_view, split_action_mask
@@ -305,6 +306,25 @@ def test_sets_of_any_size():
     np.testing.assert_allclose(any_size(shorter), actions, rtol=0, atol=1e-6)
     alone = {key: part[0] for key, part in shorter.items()}
     np.testing.assert_allclose(any_size(alone), actions[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "message"),
+    [
+        (
+            TOKENS,
+            {"apples": 1, "self": 2},
+            "'features', got apples, self; the env needs",
+        ),
+        (TOKENS, np.zeros(3), "'features', got no Dict; the env needs tokenize_env"),
+        (spaces.Dict(a=spaces.Box(0, 1, (2,))), {"b": 1}, "the entry 'a', got b$"),
+    ],
+)
+def test_an_entry_that_is_missing_is_named_beside_those_present(
+    space, observation, message
+):
+    with pytest.raises(InputError, match=message):
+        fitted_space(space, observation)
 
 
 def test_resized_policies_share_their_weights():

@@ -35,8 +35,17 @@ def test_several_policies_are_written_side_by_side(run, tmp_path, capsys):
     assert capsys.readouterr().out.split() == ["x-a.pt2", "x-b.pt2"]
 
 
+def test_a_shipped_policy_is_written(run, tmp_path, capsys):
+    assert main(["export", "pretrained=cartpole", "--to", "onnx"]) == 0
+    assert capsys.readouterr().out == "cartpole.onnx\n"
+    assert (tmp_path / "cartpole.onnx").read_text() == "onnx"
+
+
 def test_wrong_words_are_refused(run, refused):
     command = ("export", str(run.path), "--to")
     assert "'onxn'" in refused(*command, "onxn")
     line = refused(*command, "torch", "seed=1")
-    assert "export takes no keys, got 'seed=1'" in line
+    assert "export takes no key but pretrained, got 'seed=1'" in line
+    line = refused(*command, "torch", "pretrained=cartpole")
+    assert "pretrained: expected null where a folder is given" in line
+    assert "'carpole'" in refused("export", "--to", "torch", "pretrained=carpole")

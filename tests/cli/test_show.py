@@ -233,7 +233,7 @@ def test_training_ends_with_the_next_step(finish, capsys):
     finish(Best(1, -1.5), env_steps=1_000_000)
     assert cli.main(["evolve", "--run-dir", "new run"]) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "best -1.5 at iteration 1; took 0:00"
+    assert lines[0] == "best checkpoint: -1.5 at iteration 1; took 0:00"
     assert lines[1] == "next: marl-pool evaluate 'new run'"
 
 
@@ -241,7 +241,9 @@ def test_a_run_without_a_finished_episode_has_no_infinite_return(finish, capsys)
     finish(Best(2, -math.inf), env_steps=4)
     assert cli.main(["train", "experiment=simple_centroid", "--run-dir", "short"]) == 0
     first = capsys.readouterr().err.splitlines()[0]
-    assert first == "best iteration 2, before an episode was over; took 0:00"
+    assert (
+        first == "best checkpoint: iteration 2, before an episode was over; took 0:00"
+    )
     for words in (["show", "short"], ["ls"]):
         assert cli.main(words) == 0
         output = capsys.readouterr().out

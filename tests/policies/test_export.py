@@ -35,6 +35,18 @@ def test_torch_loads_what_was_exported(tmp_path):
         export_policy(policy("max"), file, "torch")
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_export(
+    tmp_path, monkeypatch
+):
+    def refuse(dir):
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr("marl_pool.policies.export.NamedTemporaryFile", refuse)
+    monkeypatch.setattr("marl_pool.policies.export.ActionNetwork", None)
+    with pytest.raises(InputError, match=r"new\.pt2 cannot be written: Permission"):
+        export_policy(policy("ada"), tmp_path / "new.pt2", "torch")
+
+
 @pytest.mark.parametrize("rows", [1, 7])
 def test_an_agent_without_a_memory_takes_any_batch(tmp_path, rows):
     agent = make_agent(SPEC, BOX, "feed_forward", seed=0)

@@ -291,6 +291,8 @@ def test_wrong_shapes_and_types_say_expected_and_got(name, options):
         ((x[..., :3],), rf"expected x of .*8\), got \(4, {total}, 3\)"),
         ((x[:, :0],), r"expected x of shape .* got \(4, 0, 8\)"),
         ((x.long(),), r"expected x of a floating dtype, got torch.int64"),
+        ((x.detach().numpy(),), r"expected x to be a torch tensor, got ndarray"),
+        ((x, padding.numpy()), r"expected padding to be a torch tensor, got ndarray"),
         ((x, padding[:, 1:]), rf"expected padding of shape \(4, {total}\), got"),
         ((x, padding.double()), r"expected padding of dtype bool, got torch.float64"),
         ((x, padding.long()), r"expected padding of dtype bool, got torch.int64"),

@@ -94,7 +94,8 @@ def find_factory(module: str) -> Factory:
     if factory is None and attribute in gymnasium.registry:
         factory = partial(gymnasium.make, attribute, disable_env_checker=True)
     if not callable(factory):
-        names = [*vars(imported), *gymnasium.registry] if ":" in module else []
+        callables = [name for name, value in vars(imported).items() if callable(value)]
+        names = [*callables, *gymnasium.registry] if ":" in module else []
         near = nearest(attribute, names)
         hint = f". Did you mean {near!r}?" if near else ""
         raise InputError(

@@ -103,6 +103,9 @@ class ViewMaker:
     def _is_by_group(self, key: str) -> bool:
         """Return True if an option has values by group."""
         value = self.by_option[key]
+        # Of a single group, numbers of tokens may be by entry.
+        if key == "max_tokens" and len(self.teams) == 1 and isinstance(value, dict):
+            return not value.keys().isdisjoint(self.teams)
         if key not in MAPPINGS or value is None:
             return isinstance(value, dict)
         return all(

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_pool.envs.options import env_label
 from marl_pool.evaluation.computing import computing
 from marl_pool.evaluation.report import html, sections
 from marl_pool.evaluation.report.evaluated import read_runs
@@ -74,7 +75,7 @@ def new_page(out: str | None, runs: Sequence[Run]) -> Path:
             configuration names no env.
     """
     # The name comes from a file: it must not contain a path.
-    env = re.sub(r"[^\w-]+", "-", runs[0].env["name"].rpartition(":")[2])
+    env = re.sub(r"[^\w-]+", "-", env_label(runs[0].env))
     time = f"{datetime.now():%Y%m%d-%H%M%S}"
     default = Path("reports") / f"{time}-{env[:ENV_CHARACTERS]}.html"
     path = free(default) if out is None else Path(out)

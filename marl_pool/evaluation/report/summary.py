@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from marl_pool.envs.options import env_label
 from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.frame import AREA, ENVIRONMENT, shared_areas
 from marl_pool.evaluation.report.methods import Method, recorded
@@ -38,7 +39,7 @@ def summary(methods: Sequence[Method], frame: pd.DataFrame) -> dict[str, Any]:
         "methods": len(methods),
         "kinds": list(dict.fromkeys(method.kind for method in methods)),
         "envs": len({method.env for method in methods}),
-        "env": methods[0].runs[0].run.env["name"].rpartition(":")[2],
+        "env": env_label(methods[0].runs[0].run.env),
         "ranked_from": RANKED_FROM,
         "groups": {
             group: {"episodes": episodes[0], **_findings(rows)}

@@ -72,6 +72,35 @@ def test_options_are_those_of_all_groups_or_of_each():
     assert tokens.types[0, 0].tolist() == [0, 1, 1, 2]
 
 
+class Basket(gymnasium.Env):
+    """An agent that sees two kinds of fruit, of any number."""
+
+    list_of = spaces.Sequence(spaces.Box(0, 1, (2,), np.float32))
+    observation_space = spaces.Dict(apples=list_of, plums=list_of)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"apples": (np.ones(2, np.float32),) * 3, "plums": ()}, {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("lengths", [{"apples": 4, "plums": 2}, {"plums": 2}, {}])
+@pytest.mark.parametrize("by_group", [True, False])
+def test_the_only_group_needs_no_name_for_numbers_of_tokens(lengths, by_group):
+    options = {"max_tokens": {"agent": lengths} if by_group else lengths}
+    if len(lengths) < 2:
+        with pytest.raises(InputError, match="a number for each of apples, plums"):
+            batched(f"{__name__}:Basket", max_steps=5, **options)
+        return
+    env = batched(f"{__name__}:Basket", max_steps=5, **options)
+    assert env.groups["agent"].tokens.num_tokens == 6
+    present = ~env.observe()["agent"].padding
+    assert present.sum(-1).tolist() == [[3], [3]]
+
+
 def test_named_types_and_positions_make_distractors_and_signal_possible():
     env = batched(
         ROWS,

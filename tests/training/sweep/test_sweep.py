@@ -354,6 +354,20 @@ def test_finished_trials_are_not_trained_again(plan, capsys):
     assert all(file.read_bytes() == content for file, content in written.items())
 
 
+def test_next_commands_allow_the_plug_ins_of_the_trials(capsys):
+    plugin = "helpers.farm:FoxAndHens"
+    plan = plan_sweep([f"env={plugin}", "seed=0,1", "total_steps=100"])
+    sweep = Sweep("s", plan.grid, plan.overrides)
+    for trial in plan.trials:
+        saved_run(sweep.run_path(trial), trial.config.plain, [128])
+    sweep.write()
+    assert cli.main(["resume", "s", "--plugin", plugin]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    reads = [line for line in lines if "trials/*" in line]
+    assert len(reads) == 2
+    assert all(line.endswith(f"trials/* --plugin {plugin}") for line in reads)
+
+
 @yaml_cases("change, message")
 def test_a_sweep_whose_settings_changed_is_not_resumed(refused, plan, change, message):
     sweep = Sweep("s", plan.grid, plan.overrides)
