@@ -324,7 +324,7 @@ class Inject(SampledPerturbation):
         if not self.signal_types:
             raise UnfitTokensError(
                 f"{option}: expected a type, since these tokens do not say which of "
-                "their types are noise, got null"
+                "their types are noise (env.signal_types can), got null"
             )
         # Types that act come before types of noise.
         noise = [i for i, name in enumerate(names) if name not in self.signal_types]

@@ -36,9 +36,15 @@ def pretrained_path(name: str) -> Path:
 
 
 def pretrained_summary(name: str) -> str:
-    """Describe a policy in one line: its class and its environment."""
-    config = json.loads((pretrained_path(name) / CONFIG).read_text(encoding="utf-8"))
+    """Describe a policy in one line: its class, its environment and its scores."""
+    folder = pretrained_path(name)
+    config, card = (
+        json.loads((folder / file).read_text(encoding="utf-8"))
+        for file in (CONFIG, CARD)
+    )
     modules, env = itemgetter("modules", "env")(config)
     kinds = dict.fromkeys(module["class"] for module in modules.values())
-    options = " ".join([env.pop("name"), *(f"{key}={env[key]}" for key in env)])
-    return f"{', '.join(kinds)} in {options}"
+    means = [mean for mean, *_ in (g["score"] for g in card["groups"].values())]
+    numbers = ", ".join(f"{mean:.2f}" for mean in means if mean is not None)
+    score = f", score {numbers}" if numbers else ""
+    return f"{', '.join(kinds)} in {env['name']}{score}"

@@ -537,6 +537,8 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "package"
     env = {"name": "cartpole", "max_steps": 12}
     save_policies({"p": sensory()}, {"agent": "p"}, folder / "tiny", env=env)
+    card = {"groups": {"agent": {"score": [0.5, 0.4, 0.6]}}}
+    (folder / "tiny" / "card.json").write_text(json.dumps(card))
     monkeypatch.setattr(pretrained, "FOLDER", folder)
 
 
@@ -544,7 +546,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pretrained_policies_are_listed_loaded_and_played(command: Any) -> None:
     status, lines = command("list", "pretrained")
     assert status == 0
-    assert lines[0].split() == ["tiny", "sensory", "in", "cartpole", "max_steps=12"]
+    assert lines[0].split(maxsplit=1) == ["tiny", "sensory in cartpole, score 0.50"]
     keys = ("pretrained=tiny", "size=64", "--out", "film")
     assert command("render", *keys)[1][-1] == "film/clean.webm"
     assert command("evaluate", "pretrained=tiny", *QUICK, "--out", "results")[0] == 0
