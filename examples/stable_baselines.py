@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 
 import gymnasium
+import torch
 from stable_baselines3 import PPO
 
 import marl_pool
@@ -31,12 +32,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="new folder for tables and plots")
     arguments = parser.parse_args()
 
+    torch.set_num_threads(1)  # more are slower on tensors this small
     env = gymnasium.make("marl_pool/simple_centroid-v0", counts=SMALL)
     network = {"pooling": arguments.pooling, "encoder": "identity", "dim": 64}
-    extractor = {
-        "features_extractor_class": SetExtractor,
-        "features_extractor_kwargs": network,
-    }
+    extractor: dict[str, object] = {"features_extractor_class": SetExtractor}
+    extractor["features_extractor_kwargs"] = network
     is_set = arguments.extractor == "set"
     model = PPO(
         "MultiInputPolicy",
