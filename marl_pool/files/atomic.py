@@ -204,7 +204,9 @@ def sync(path: Path) -> None:
     """Sync a file's content or a folder's entries to the disk."""
     if path.is_dir() and os.name != "posix":
         return  # Windows cannot sync folders
-    opened = os.open(path, os.O_RDONLY | NO_FOLLOW)
+    # A linked folder is the user's choice of a place; a linked file is not followed.
+    kind = os.O_DIRECTORY if path.is_dir() else NO_FOLLOW
+    opened = os.open(path, os.O_RDONLY | kind)
     try:
         os.fsync(opened)
     except OSError as error:

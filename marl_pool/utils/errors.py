@@ -24,6 +24,7 @@ REFUSALS = frozenset(
         "EDQUOT",
         "EFBIG",
         "EIO",
+        "ELOOP",
         "EMFILE",
         "ENAMETOOLONG",
         "ENFILE",

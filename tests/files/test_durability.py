@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from helpers.wind_env import WINDY
 from marl_pool import InputError
+from marl_pool.cli.main import main
 from marl_pool.files import atomic
 from marl_pool.files.manifest import MANIFEST, problem_of, sealed_json, write_manifest
 from marl_pool.runs.run import Best, Run
@@ -367,6 +369,57 @@ def test_no_writer_follows_a_link(tmp_path, writer, exists):
         assert not (folder / "file.csv").is_symlink()
     assert outside.exists() == exists
     assert not exists or outside.read_text() == "precious"
+
+
+def _write_folder(file: Path) -> None:
+    with atomic.new_folder(file) as folder:
+        (folder / "content").write_text("new")
+
+
+@pytest.mark.parametrize(
+    ("writer", "written"),
+    [
+        *((writer, "file") for writer in WRITERS.values()),
+        (_write_folder, "file/content"),
+        (lambda file: atomic.make_folder(file / "deep"), "file/deep"),
+    ],
+)
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_folder_written_to_may_be_a_link(tmp_path, writer, written, exists):
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to("real")
+    for _ in range(1 + exists):
+        writer(link / "file")
+    assert (real / written).exists()
+    assert link.is_symlink()
+
+
+def test_a_run_below_a_link_is_trained_resumed_evaluated_and_reported(
+    tmp_path, monkeypatch
+):
+    for name in ("runs", "reports", "results", "cache"):
+        (tmp_path / "scratch" / name).mkdir(parents=True)
+        (tmp_path / name).symlink_to(tmp_path / "scratch" / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    small = (*WINDY, "total_generations=2")
+    url, plug_in = f"file://{tmp_path}/store", ("--plugin", "helpers.wind_env:WindEnv")
+    results = ("episodes=2", "threads=1", "suite=quick")
+    for command in (
+        ("evolve", *small, "--run-dir=runs/a", f"--storage={url}"),
+        ("resume", "runs/a", *plug_in, "total_generations=4"),
+        ("evaluate", "runs/a", *plug_in, *results, "--out=results/a"),
+        ("evaluate", f"{url}/a", *plug_in, *results),
+        ("report", "runs/a", *plug_in, "videos=false", "--out=reports/a.html"),
+    ):
+        assert main([*command]) == 0, command
+    # A linked folder of a run is one, too.
+    (tmp_path / "scratch" / "b").mkdir()
+    (tmp_path / "b").symlink_to("scratch/b")
+    assert main(["evolve", *small, "--run-dir=b"]) == 0
+    for file in ("runs/a/metrics.csv", "results/a", "reports/a.html", "b/metrics.csv"):
+        assert (tmp_path / "scratch" / file).exists()
 
 
 def test_temporary_names_cannot_be_guessed(tmp_path):

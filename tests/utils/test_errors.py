@@ -120,6 +120,7 @@ def traceback_files(error):
     [
         (OSError(errno.ENOSPC, "full", "/disk/file"), "/disk/file: full"),
         (OSError(errno.EROFS, "read-only"), "read-only"),
+        (OSError(errno.ELOOP, "too many links", "/a/b"), "/a/b: too many links"),
         (FileNotFoundError(errno.ENOENT, "none", "/disk/file"), ""),
         (MemoryError(), "out of memory: MemoryError"),
         (
