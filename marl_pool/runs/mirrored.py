@@ -11,10 +11,12 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from marl_pool.envs.options import expand_counts
 from marl_pool.files import atomic, manifest
 from marl_pool.files.hub import is_hub
+from marl_pool.options.overrides import parse
 from marl_pool.runs.mirror import Mirror
 from marl_pool.runs.run import (
     CONFIG,
@@ -131,6 +133,58 @@ def restore_sweep(folder: Path, storage: str | None) -> None:
         mirror.fetch(only=(CONTENT, PROPOSALS))
 
 
+def validate_same_sweep(sweep: Sweep, mirror: Mirror) -> None:
+    """Reject a mirror of another sweep, or of a run.
+
+    Settings that a resumed sweep may change are not compared.
+
+    Raises:
+        InputError: the storage cannot be read, or has something else.
+    """
+    remote_names = mirror.list()
+    prefix = f"storage: expected the sweep {sweep.path} at {mirror.url}, got"
+    if CONFIG in remote_names:
+        raise InputError(f"{prefix} a run")
+    if CONTENT not in remote_names:
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        mirror.copy(CONTENT, Path(scratch, CONTENT))
+        with _naming_mirror(scratch, mirror):
+            remote = _identity(Sweep.open(scratch))
+    for key, local_value in _identity(sweep).items():
+        if remote[key] != local_value:
+            raise InputError(
+                f"{prefix} another, with {key} {remote[key]!r:.200} in place of "
+                f"{local_value!r:.200}"
+            )
+
+
+def _identity(sweep: Sweep) -> dict[str, Any]:
+    """Return what no session of a sweep may change."""
+    return {
+        "verb": sweep.verb,
+        # The order of the keys names the trials, and decides what a search proposes.
+        "grid": list(sweep.grid.items()),
+        "ranges": list((sweep.space or {}).items()),
+        "overrides": [text for text in sweep.overrides if not _is_of_session(text)],
+    }
+
+
+def _is_of_session(override: str) -> bool:
+    key = parse(override).key
+    return bool({key, key.split(".")[0]} & {*OF_SESSION, "sweep", "env.workers"})
+
+
+@contextmanager
+def _naming_mirror(scratch: str, mirror: Mirror) -> Iterator[None]:
+    """Name the mirror in place of the folder that its files were copied to."""
+    try:
+        yield
+    except InputError as error:
+        message = str(error).replace(scratch, mirror.url)
+        raise InputError(f"storage: {message}") from error
+
+
 def restore_proposals(sweep: Sweep, mirror: Mirror) -> None:
     """Fetch the trials of a search that another machine has proposed.
 
@@ -142,11 +196,8 @@ def restore_proposals(sweep: Sweep, mirror: Mirror) -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         mirror.copy(PROPOSALS, Path(scratch, PROPOSALS))
-        try:
+        with _naming_mirror(scratch, mirror):
             remote_trials = Sweep(scratch, {}, [], space=sweep.space).proposals()
-        except InputError as error:
-            message = str(error).replace(scratch, mirror.url)
-            raise InputError(f"storage: {message}") from error
     local_trials = sweep.proposals()
     for number, (local_trial, remote_trial) in enumerate(
         zip(local_trials, remote_trials, strict=False)

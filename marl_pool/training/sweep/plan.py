@@ -104,13 +104,19 @@ def prepared(sweep: Sweep, plan: Plan, dry_run: bool) -> Iterator[None]:
 
     Raises:
         InputError: a run was made by another verb or with other settings, or the
-            storage cannot be used.
+            storage has another sweep or cannot be used.
     """
-    from marl_pool.runs.mirrored import mirror_of, restore, restore_proposals
+    from marl_pool.runs.mirrored import (
+        mirror_of,
+        restore,
+        restore_proposals,
+        validate_same_sweep,
+    )
 
     config = plan.examples[0].config
     if config.storage is not None and not dry_run:
         sweep.mirror = mirror_of(sweep.path, config.storage)
+        validate_same_sweep(sweep, sweep.mirror)
         sweep.mirror.probe()
         restore_proposals(sweep, sweep.mirror)
         plan.share(storage=f"{sweep.mirror.url}/{TRIALS}")

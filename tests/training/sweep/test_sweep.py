@@ -21,6 +21,7 @@ from marl_pool.cli import main as cli
 from marl_pool.config import check, compose, plan_grid, plan_sweep
 from marl_pool.config.option_files import files_of
 from marl_pool.options.overrides import written
+from marl_pool.runs.mirrored import mirror_of, validate_same_sweep
 from marl_pool.runs.run import Best, Run
 from marl_pool.runs.sweep import LONGEST_NAME, Sweep, Trial, read_table, trial_name
 from marl_pool.training.settings import SweepSettings, TrainConfig
@@ -313,6 +314,70 @@ def test_another_order_or_other_files_are_another_sweep(again, config_dir, messa
     assert begin_sweep("s", plan, None, **flags).grid == plan.grid
     with pytest.raises(InputError, match=message):
         begin_sweep("s", plan_sweep(again), config_dir, **flags)
+
+
+# Storage
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+@pytest.fixture
+def write_sweep():
+    """A function that writes a sweep to a folder, with a run of its first trial."""
+
+    def write(path: Path, *words: str) -> None:
+        plan = plan_sweep([*words])
+        verb = plan.trials[0].config.verb
+        sweep = Sweep(path, plan.grid, plan.overrides, verb=verb, space=plan.space)
+        (path / "trials").mkdir(parents=True)
+        sweep.write()
+        config = plan.trials[0].config.plain
+        saved_run(sweep.run_path(plan.trials[0]), config, [64, 128])
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("seed=0,2", "pooling=max"), "grid"),
+        (("seed=0,1", "pooling=avg"), "overrides"),
+    ],
+)
+@pytest.mark.parametrize("command", ["url", "key", "again"])
+def test_a_namesake_of_a_sweep_in_the_storage_is_left_alone(
+    refused, write_sweep, elsewhere, words, message, command
+):
+    store, mine = f"file://{elsewhere}/store", ("seed=0,1", "pooling=max")
+    write_sweep(Path("sweeps/s"), *mine, f"storage={store}")
+    write_sweep(Path("store/s"), *words)
+    before = files(elsewhere)
+    again = (*mine, "--sweep-dir=sweeps/s", "--or-resume", f"--storage={store}")
+    commands = {
+        "url": ("resume", f"{store}/s"),
+        "key": ("resume", "sweeps/s", f"storage={store}"),
+        "again": ("sweep", *again),
+    }
+    line = refused(*commands[command])
+    expected = f"storage: expected the sweep sweeps/s at {store}/s, got another, with "
+    assert expected + message in line
+    assert files(elsewhere) == before
+
+
+def test_a_sweep_is_the_one_in_the_storage_whatever_a_session_may_change(
+    write_sweep, elsewhere
+):
+    write_sweep(Path("s"), "seed=0,1", "pooling=max", "sweep.concurrency=2")
+    write_sweep(Path("store/s"), "seed=0,1", "pooling=max", "total_steps=50")
+    mirror = mirror_of(Path("s"), f"file://{elsewhere}/store")
+    validate_same_sweep(Sweep.open("s"), mirror)
+    # A run is none.
+    Path("store/s/config.yaml").touch()
+    with pytest.raises(InputError, match="expected the sweep s at .*, got a run"):
+        validate_same_sweep(Sweep.open("s"), mirror)
 
 
 # Existing runs
