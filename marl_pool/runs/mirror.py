@@ -160,11 +160,9 @@ class Mirror:
             self._put(name)
 
     def _put(self, name: str) -> None:
-        from fsspec.implementations.local import LocalFileSystem
-
         source, target = str(self.folder / name), self._at(name)
         # Object storage replaces a file atomically; on disk, write beside it and move.
-        if isinstance(self.fs, LocalFileSystem):
+        if self._is_on_disk:
             above, _, last = target.rpartition("/")
             self.fs.put_file(source, f"{above}/.{last}.new")
             self.fs.mv(f"{above}/.{last}.new", target)
@@ -175,7 +173,13 @@ class Mirror:
         # Without its manifest nobody reads the rest.
         if (manifest := f"{unit}/{MANIFEST}") in remote:
             self.fs.rm_file(self._at(manifest))
-        self.fs.rm(self._at(unit), recursive=True)
+        if self._is_on_disk:
+            self.fs.rm(self._at(unit), recursive=True)
+            return
+        # In storage, `rm` takes a name with brackets for a pattern of other names.
+        for name in sorted(remote):
+            if name.startswith(f"{unit}/") and name != manifest:
+                self.fs.rm_file(self._at(name))
 
     # Download
 
@@ -266,6 +270,12 @@ class Mirror:
             print_line(f"fetching {self.url}: {self._fetched / 1e6:,.1f} MB")
 
     # Helpers
+
+    @property
+    def _is_on_disk(self) -> bool:
+        from fsspec.implementations.local import LocalFileSystem
+
+        return isinstance(self.fs, LocalFileSystem)
 
     def _at(self, name: str) -> str:
         return f"{self.root}/{name}"

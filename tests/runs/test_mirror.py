@@ -154,6 +154,21 @@ def test_a_mirror_has_what_the_folder_has(run, url, tmp_path):
     assert tree(copy.folder) == tree(run)
 
 
+@pytest.mark.parametrize("name", ["a[1]", "a?", "*", "lr=[1,2],seed=0"])
+def test_a_name_with_brackets_or_stars_is_no_pattern(run, url, tmp_path, name):
+    store, other = url.removesuffix("run"), Mirror(run, url.removesuffix("run") + "a1")
+    shutil.copytree(run, tmp_path / name)
+    mirror = Mirror(tmp_path / name, store + name)
+    assert other.update()
+    assert mirror.update()
+    before = fetched_tree(other.url, tmp_path / "before")
+    train_further(mirror.folder)
+    assert mirror.update()
+    assert mirror.list() == {*tree(mirror.folder)}
+    assert fetched_tree(mirror.url, tmp_path / "copy") == tree(mirror.folder)
+    assert fetched_tree(other.url, tmp_path / "after") == before == tree(run)
+
+
 def test_hidden_files_and_links_are_not_mirrored(run, url, tmp_path):
     expected = tree(run)
     (run / ".lock").touch()
