@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_line(error)
         return 1 if isinstance(error, StoppedError) else 2
     except KeyboardInterrupt as error:
-        print("marl-pool: stopped", file=sys.stderr)
+        print_line("stopped")
         return exit_status(error)
     except BrokenPipeError:
         _give_up_stdout()  # its reader is gone

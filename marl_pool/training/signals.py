@@ -111,7 +111,7 @@ class Interruptible(ExitStack):
                 line = (
                     "stopping after this iteration; press Ctrl-C again to stop at once"
                 )
-            os.write(STDERR, f"\nmarl-pool: {line}\n".encode())
+            _write(f"\nmarl-pool: {line}\n")
         # SLURM sends SIGTERM after SIGUSR1: let the checkpoint be saved.
         elif source == signal.SIGINT or error.args == self.interrupt.args:
             raise error
@@ -142,7 +142,7 @@ def patience(subject: str, limit: float, interval: float = 10.0) -> Iterator[Non
         if waited >= limit:
             raise KeyboardInterrupt
         # Do not print: the interrupted code may hold the lock of the stream.
-        os.write(STDERR, f"marl-pool: {subject}: {waited:.0f} s\n".encode())
+        _write(f"marl-pool: {subject}: {waited:.0f} s\n")
 
     previous = signal.signal(signal.SIGALRM, tick)
     interval = min(interval, limit)
@@ -156,3 +156,10 @@ def patience(subject: str, limit: float, interval: float = 10.0) -> Iterator[Non
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+
+
+def _write(text: str) -> None:
+    """Write to standard error from a signal handler."""
+    # Ctrl-C ends the reader of a pipe too, such as `tee`, but the run has to be saved.
+    with suppress(OSError):
+        os.write(STDERR, text.encode())

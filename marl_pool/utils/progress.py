@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Self, TextIO
 
@@ -160,8 +161,9 @@ class Progress:
         return row
 
     def print_line(self, line: str) -> None:
-        """Print a line at once."""
-        print(line, file=self.stream, flush=True)
+        """Print a line at once, if the stream still has a reader."""
+        with suppress(OSError):
+            print(line, file=self.stream, flush=True)
 
     def _print(self) -> None:
         self._last_line, self._is_printed = self.clock(), True

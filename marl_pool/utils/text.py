@@ -27,8 +27,12 @@ def printable(text: object) -> str:
 
 
 def print_line(line: object) -> None:
-    """Print a line of the program itself, as opposed to its results, to stderr."""
-    print(f"marl-pool: {printable(line)}", file=sys.stderr, flush=True)
+    """Print a line of the program itself, as opposed to its results, to stderr.
+
+    Without a reader, as when Ctrl-C has ended ``tee``, the line is lost.
+    """
+    with suppress(OSError):
+        print(f"marl-pool: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def quoted(path: object) -> str:

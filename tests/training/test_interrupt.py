@@ -1,6 +1,8 @@
 """Ctrl-C, as a user presses it, and SIGTERM, as a scheduler sends it."""
 
+import os
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ pytest.importorskip("ray")
 from helpers.training import PATIENCE, start_python, wait_for_rows
 from marl_pool.cli.main import main
 from marl_pool.runs.run import Run
-from marl_pool.training.signals import Interruptible, Terminated
+from marl_pool.training.signals import Interruptible, Terminated, patience
 
 pytestmark = pytest.mark.slow
 
@@ -73,3 +75,28 @@ def test_the_first_signal_says_what_happens_and_the_second_stops(capfd, number):
             signal.raise_signal(number)
     assert isinstance(caught.value, Terminated) == (number != signal.SIGINT)
     assert signal.getsignal(number) == before
+
+
+@contextmanager
+def broken_stderr():
+    """A standard error whose reader is gone, as Ctrl-C ends ``tee``."""
+    saved, (reader, writer) = os.dup(2), os.pipe()
+    os.close(reader)
+    os.dup2(writer, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(writer)
+
+
+def test_a_signal_is_noted_though_nobody_reads_the_line():
+    with broken_stderr(), Interruptible() as signals:
+        signal.raise_signal(signal.SIGINT)
+    assert signals.requested
+
+
+def test_a_wait_goes_on_though_nobody_reads_the_line():
+    with broken_stderr(), patience("a block", limit=60):
+        signal.raise_signal(signal.SIGALRM)

@@ -1,6 +1,7 @@
 """Progress: shown without updates, by the first limit, and fitted to the terminal."""
 
 import io
+import sys
 import time
 
 import pytest
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from marl_pool.files.tables import print_table
 from marl_pool.utils.progress import Progress
+from marl_pool.utils.text import print_line
 
 
 class Clock:
@@ -37,6 +39,20 @@ def test_short_work_of_unknown_size_prints_nothing():
     with Progress(0, stream=stream) as progress:
         progress.doing = "a check"
     assert stream.getvalue() == ""
+
+
+class Unread(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_work_goes_on_though_nobody_reads_its_progress(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Unread())
+    with Progress(10, interval=0.0) as progress:
+        progress.update(5)
+        progress.update(10)
+    assert progress.done == 10
+    print_line("a warning")
 
 
 def test_progress_follows_the_limit_that_is_reached_first():
