@@ -127,6 +127,7 @@ class Run:
     version: str
     verb: str = TRAIN
     on_saved: Callable[[], object] | None = field(default=None, init=False)
+    _is_folder_new: bool = field(default=False, init=False)
     _first_event: int = field(default=0, init=False)
     _events: Any = field(default=None, init=False)
     _damage: dict[Path, str] = field(default_factory=dict, init=False)
@@ -160,9 +161,11 @@ class Run:
                 f"{path}: expected a new or empty folder for the run, got one with "
                 f"files; to continue a run: `marl-pool resume {path}`"
             )
+        is_folder_new = not path.is_dir()
         with explain_os_errors(f"{path} cannot be made"):
             atomic.make_folder(path)
         run = cls(path, {}, __version__, verb)
+        run._is_folder_new = is_folder_new
         run.write_config(config)
         return run
 
@@ -243,12 +246,22 @@ class Run:
         return {item.name for item in self.path.iterdir()} <= {CONFIG, LOCK}
 
     def discard_if_unused(self) -> None:
-        """Remove the folder if it contains nothing but the configuration."""
-        if self.is_unused:
-            # Another process may have begun to train it, or have finished.
-            with suppress(InputError), atomic.locked(self.path / LOCK, "training"):
-                if self.is_unused:
-                    shutil.rmtree(self.path)
+        """Remove what `create` made if it is all that the folder contains."""
+        # An error here would hide the one that ended the run.
+        with suppress(OSError):
+            if self.is_unused:
+                # Another process may have begun to train it, or have finished.
+                with suppress(InputError), atomic.locked(self.path / LOCK, "training"):
+                    if self.is_unused:
+                        self._discard()
+
+    def _discard(self) -> None:
+        if self._is_folder_new:
+            shutil.rmtree(self.path)
+            return
+        # The user's folder may be a link, a mount point or the working directory.
+        for name in (CONFIG, LOCK):
+            (self.path / name).unlink()
 
     @contextmanager
     def lock(self) -> Iterator[None]:

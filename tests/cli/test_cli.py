@@ -1,5 +1,6 @@
 """The command: help, refusals, exit codes, and what each verb calls."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import types
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -191,6 +193,32 @@ def test_a_run_that_never_began_leaves_no_folder(refused, provide):
     provide("marl_pool.training.ppo", train=train)
     assert "expected a divisor" in refused("train", "--run-dir", "new")
     assert not Path("new").exists()
+
+
+@pytest.mark.parametrize("path", ["empty", "link", "."])
+def test_a_run_that_never_began_leaves_the_users_folder(
+    refused, provide, elsewhere, path
+):
+    def train(run, config):
+        raise InputError("encoder.num_heads: expected a divisor of 8, got 3")
+
+    provide("marl_pool.training.ppo", train=train)
+    if path != ".":
+        Path("empty").mkdir()
+    if path == "link":
+        Path("link").symlink_to("empty")
+    before = {item: item.is_symlink() for item in elsewhere.rglob("*")}
+    assert "expected a divisor" in refused("train", "--run-dir", path)
+    assert {item: item.is_symlink() for item in elsewhere.rglob("*")} == before
+
+
+def test_a_folder_that_cannot_be_removed_hides_no_error(refused, provide, monkeypatch):
+    def train(run, config):
+        monkeypatch.setattr(shutil, "rmtree", Mock(side_effect=PermissionError))
+        raise InputError("encoder.num_heads: expected a divisor of 8, got 3")
+
+    provide("marl_pool.training.ppo", train=train)
+    assert "expected a divisor" in refused("train", "--run-dir", "new")
 
 
 @pytest.mark.parametrize("iterations", [0, 1])
