@@ -71,7 +71,7 @@ def check_plain(
                 value = _written(key, config[key], overrides)
                 meant = " or ".join(f"{place}={value}" for place in places)
                 raise InputError(f"{key}: unknown key {key!r}. Did you mean {meant}?")
-            raise unknown_key(key, choices)
+            raise unknown_key(str(key), choices)
     checked |= check_settings(kind.settings, top_level)
     # Check the values that are sections themselves.
     entries = {"perturbations": _check_severities, "transfer": _check_transfer}

@@ -102,7 +102,7 @@ def parse_yaml(text: str) -> Any:
     Raises:
         InputError: too many nodes, too deep, an alias inside itself, another type.
         yaml.YAMLError: it is not YAML.
-        ValueError: a number that Python cannot read.
+        ValueError: a number that Python cannot read, or a tag of another type.
         RecursionError: nested too deeply even to be parsed.
     """
     loader = _Loader(text)
@@ -112,6 +112,8 @@ def parse_yaml(text: str) -> Any:
             return None
         _count_nodes(root, {}, 0)
         return loader.construct_document(root)
+    except LookupError as error:  # PyYAML's for `!!bool x` and `!!int ""`
+        raise ValueError("expected values of the types in their tags") from error
     finally:
         loader.dispose()
 

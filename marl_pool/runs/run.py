@@ -106,6 +106,18 @@ class Best(NamedTuple):
         return f"{self.number} at iteration {self.iteration}"
 
 
+def _checked(best: Best) -> Best:
+    """Return a record with its score as a float; raise an error if it is none."""
+    if type(best.iteration) is not int or not _is_number(best.score):
+        raise ValueError(f"expected an iteration and a score, got {best[:2]!r:.80}")
+    return best._replace(score=float(best.score))
+
+
+def _is_number(value: object) -> bool:
+    """Return True for a float, or an integer of 64 bits."""
+    return type(value) is float or (type(value) is int and abs(value) < 1 << 63)
+
+
 @dataclass(eq=False, repr=False)
 class Run:
     """The folder of one run; see the module's docstring for its layout.
@@ -326,7 +338,9 @@ class Run:
         if entries.get("best_score") is None:
             return None
         kind = entries.get("best_of", RETURN)
-        return Best(iteration_of(checkpoint), entries["best_score"], kind)
+        with suppress(ValueError):
+            return _checked(Best(iteration_of(checkpoint), entries["best_score"], kind))
+        return None
 
     # Metrics
 
@@ -527,8 +541,8 @@ class Run:
         newest = self.latest_checkpoint()
         if newest is None:
             return None
-        row: dict[str, float] | None = self._manifest(newest).get("row")
-        if row:
+        row = self._manifest(newest).get("row")
+        if isinstance(row, dict) and row and all(map(_is_number, row.values())):
             return row
         last = iteration_of(newest)
         return next((r for r in reversed(self.rows()) if r[ITERATION] <= last), None)
@@ -554,7 +568,7 @@ class Run:
         if problem.startswith(BEST):
             raise InputError(f"{self._best_file} cannot be read: {problem}")
         try:
-            return Best(**read_json(self._best_file))
+            return _checked(Best(**read_json(self._best_file)))
         except (ValueError, TypeError, OSError, RecursionError) as error:
             raise InputError(f"{self._best_file} cannot be read: {error}") from error
 

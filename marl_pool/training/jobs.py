@@ -61,7 +61,13 @@ class Job:
         total = self.total(config)
         if self.result and (run.path / self.result).is_file():
             return total
-        count = self.count(row, config) if row else 0
+        try:
+            count = self.count(row, config) if row else 0
+        except (KeyError, ValueError, OverflowError) as error:
+            raise InputError(
+                f"{run.path}: expected a row of metrics with the {self.unit} so far, "
+                f"got {row!r:.200}"
+            ) from error
         return min(count, total - 1) if self.result else count
 
 

@@ -166,6 +166,65 @@ def test_ls_lists_runs_and_names_broken_ones(run, printed, refused):
     assert "expected a folder with runs" in refused("ls", nothing)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (CONFIG, 'a: !!int ""', "config.yaml cannot be read"),
+        (CONFIG, "a: !!bool x", "config.yaml cannot be read"),
+        ("metrics.csv", "iteration,env_steps\n1,\n", "with the steps so far"),
+        ("metrics.csv", "iteration,env_steps\n1,inf\n", "with the steps so far"),
+        ("metrics.csv", "iteration\n1\n", "with the steps so far"),
+        ("policy/best.json", '{"iteration": 1, "score": null}', "best.json cannot be"),
+        ("policy/best.json", '{"iteration": 1, "score": "a"}', "best.json cannot be"),
+        (
+            "policy/best.json",
+            f'{{"iteration": 1, "score": 1{"0" * 400}}}',
+            "best.json cannot be",
+        ),
+    ],
+    ids=lambda text: text[-20:],
+)
+def test_one_odd_run_does_not_hide_the_others(run, capsys, name, text, message):
+    odd = Run.create("runs/odd", compose("train"))
+    (odd.path / "policy").mkdir()
+    if name == CONFIG:
+        text += "\n" + (odd.path / CONFIG).read_text()
+    (odd.path / name).write_text(text)
+    assert cli.main(["ls"]) == 0
+    table = " ".join(capsys.readouterr().out.split())
+    assert "runs/half" in table
+    assert message in table
+    # Its own description has the rest, if its progress can be read.
+    assert cli.main(["show", "runs/odd"]) == (0 if "best" in name else 2)
+    assert message in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("row", [3, [1], {"env_steps": "x"}, {"env_steps": None}])
+def test_a_row_in_a_manifest_that_is_none_is_passed_over(run, printed, row):
+    with run.checkpoint(1) as folder:
+        (folder / "progress.json").write_text("{}")
+    file = folder.parent / "iter_000001" / "manifest.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(sealed_json({**content, "row": row})))
+    assert Run.open(run.path).saved() == {"iteration": 1, "env_steps": 500}
+
+
+def test_a_key_that_is_a_number_is_refused(run, refused):
+    (run.path / CONFIG).write_text("1: 2\n" + (run.path / CONFIG).read_text())
+    assert "config.yaml: 1: unknown key '1'" in refused("resume", "runs/half")
+
+
+@pytest.mark.parametrize("score", ["x", [1], True])
+def test_a_score_in_a_manifest_that_is_none_is_passed_over(run, score):
+    run.policy_dir.joinpath("best.json").unlink()
+    with run.checkpoint(1, best=Best(1, 2.0)) as folder:
+        (folder / "progress.json").write_text("{}")
+    file = folder.parent / "iter_000001" / "manifest.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(sealed_json({**content, "best_score": score})))
+    assert Run.open(run.path)._unsaved_best() == (None, "")
+
+
 def test_show_of_a_sweep_lists_its_runs(sweep, printed):
     Run.create(f"{sweep}/trials/seed=0", compose("train"))
     text = printed("show", sweep)

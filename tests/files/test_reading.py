@@ -99,6 +99,9 @@ def nested(depth: int) -> str:
         ("[1, 2", r"line 1, column 6: expected ',' or '\]', but got"),
         ("? [a]\n: b", "unhashable"),
         ("9" * 5000, "4300"),
+        ('!!int ""', "tags"),
+        ('!!float ""', "tags"),
+        ("!!bool x", "tags"),
     ],
     ids=lambda value: value[:12],
 )
