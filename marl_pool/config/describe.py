@@ -8,12 +8,12 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic_core import to_jsonable_python
 
 from marl_pool.config.sections import GROUPS, NONE, AnySection, Group, registry
 from marl_pool.config.suitability import options_for
 from marl_pool.config.verbs import VERBS
+from marl_pool.files.reading import dump_yaml
 from marl_pool.options.names import resolve
 from marl_pool.options.plugins import load
 from marl_pool.options.signatures import ANY_OTHER, describe, meanings, options_of
@@ -124,5 +124,5 @@ def _lines(
 
 
 def _flow(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1e4)
+    text = dump_yaml(value, default_flow_style=True, width=1e4)
     return text.removesuffix("...\n").rstrip()

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from marl_pool.files.atomic import new_file, write_json
-from marl_pool.files.reading import read_json, read_yaml
+from marl_pool.files.reading import dump_yaml, read_json, read_yaml
 from marl_pool.utils.errors import InputError, explain_os_errors
 
 MANIFEST, FORMAT = "manifest.json", 1
@@ -171,7 +169,7 @@ def is_intact_json(content: Mapping[str, Any]) -> bool:
 
 def write_yaml(file: Path, content: Mapping[str, Any]) -> None:
     """Write a YAML file that people may edit, or raise `InputError`."""
-    text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
+    text = dump_yaml(dict(content), allow_unicode=True)
     with explain_os_errors(f"{file} cannot be written"), new_file(file) as out:
         out.write(text)
 

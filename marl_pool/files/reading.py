@@ -6,9 +6,11 @@ bound, whatever the file claims about itself.
 
 import errno
 import json
+import re
 import stat
 import zipfile
 import zlib
+from collections.abc import Callable
 from gzip import GzipFile
 from itertools import chain
 from pathlib import Path
@@ -34,11 +36,19 @@ NPZ_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 ARRAY_BYTES = 1 << 30
 """Bytes of all arrays in a file, unpacked."""
 TOO_DEEP = f"expected at most {YAML_DEPTH} levels of nesting, got more"
+PREFIX = "tag:yaml.org,2002:"
+INT, FLOAT, MERGE = f"{PREFIX}int", f"{PREFIX}float", f"{PREFIX}merge"
 PLAIN = frozenset(
-    f"tag:yaml.org,2002:{kind}"
+    f"{PREFIX}{kind}"
     for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")
 )
 """The types that YAML shares with JSON."""
+NUMBERS = {
+    INT: r"[-+]?([0-9][0-9_]*|0o[0-7_]+|0x[0-9a-fA-F_]+)\Z",
+    FLOAT: r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*\.[0-9_]*)([eE][-+]?[0-9]+)?\Z"
+    r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+\Z|[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z",
+}
+"""Forms of numbers in YAML 1.2, with underscores, by tag."""
 
 
 def read_json(file: Path) -> Any:
@@ -100,7 +110,8 @@ def parse_yaml(text: str) -> Any:
     """Parse YAML text.
 
     Raises:
-        InputError: too many nodes, too deep, an alias inside itself, another type.
+        InputError: too many nodes, too deep, an alias inside itself, another type, a
+            key twice.
         yaml.YAMLError: it is not YAML.
         ValueError: a number that Python cannot read, or a tag of another type.
         RecursionError: nested too deeply even to be parsed.
@@ -112,19 +123,34 @@ def parse_yaml(text: str) -> Any:
             return None
         _count_nodes(root, {}, 0)
         return loader.construct_document(root)
-    except LookupError as error:  # PyYAML's for `!!bool x` and `!!int ""`
+    except LookupError as error:  # PyYAML's for `!!bool x`
         raise ValueError("expected values of the types in their tags") from error
     finally:
         loader.dispose()
 
 
-class _Loader(yaml.SafeLoader):
-    """Loader without dates; it bounds the number of nodes before any is built."""
-
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-        first: [(tag, form) for tag, form in resolvers if tag in PLAIN]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+def _resolvers(is_kept: Callable[[str], bool]) -> dict[str, Any]:
+    """Return the forms of some of YAML 1.1's scalars, then `NUMBERS`."""
+    resolvers = {
+        first: [(tag, form) for tag, form in forms if is_kept(tag)]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+    for first in "-+.0123456789":
+        for tag, form in NUMBERS.items():
+            resolvers.setdefault(first, []).append((tag, re.compile(form)))
+    return resolvers
+
+
+class _Loader(yaml.SafeLoader):
+    """Loader without dates; it bounds the number of nodes before any is built.
+
+    Numbers are as in YAML 1.2, also with underscores: 1e-2 is one, 010 is 10, and
+    1:30 is text.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = _resolvers(
+        lambda tag: tag in PLAIN - {INT, FLOAT}
+    )
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -136,6 +162,46 @@ class _Loader(yaml.SafeLoader):
         if self.nodes > YAML_NODES:
             raise InputError(f"expected at most {YAML_NODES:,} values, got more")
         return super().compose_node(parent, index)
+
+    @override
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        keys = set()
+        for key, _ in node.value:
+            # Several merges are allowed.
+            if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
+                continue
+            if (key.tag, key.value) in keys:
+                line = key.start_mark.line + 1
+                raise InputError(
+                    f"line {line}: expected every key once, got {key.value!r:.80} again"
+                )
+            keys.add((key.tag, key.value))
+        return node
+
+    def construct_integer(self, node: yaml.ScalarNode) -> int:
+        text = self.construct_scalar(node).replace("_", "").lower()
+        kind = text.lstrip("+-")[:2]
+        return int(text, {"0x": 16, "0o": 8}.get(kind, 10))
+
+    def construct_real(self, node: yaml.ScalarNode) -> float:
+        text = self.construct_scalar(node).replace("_", "").lower()
+        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_Loader.add_constructor(INT, _Loader.construct_integer)
+_Loader.add_constructor(FLOAT, _Loader.construct_real)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Dumper that quotes text which is a number in YAML 1.1 or 1.2."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = _resolvers(lambda tag: True)
+
+
+def dump_yaml(content: Any, **options: Any) -> str:
+    """Write plain data as YAML, such as `parse_yaml` reads, with PyYAML's options."""
+    return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, **options))
 
 
 def _count_nodes(node: Any, counts: dict[int, int | None], depth: int) -> int:
