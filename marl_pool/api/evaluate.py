@@ -1,5 +1,6 @@
 """Robustness evaluation of policies of any origin, from Python."""
 
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -110,7 +111,7 @@ def evaluate(
             threads=threads,
             env_timeout=env_timeout,
         )
-    folder = None if out is None else Path(out)
+    folder = None if out is None else Path(os.path.expanduser(out))
     name = title or (folder.name if folder else "")
     options = env_options(env)
     # Transfer environments in a file may not import what the user did not name.

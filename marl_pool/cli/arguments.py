@@ -253,8 +253,8 @@ def _parsers(
     help_text = "port of the page; default: a free one"
     add("play", "--port", help_text, metavar="N", default="0")
     add("play", "--no-browser", "only print the address", **flag)
-    add("play", "--export", "new HTML file that needs no server", metavar="FILE")
     file: dict[str, Any] = {"metavar": "FILE", "type": _path}
+    add("play", "--export", "new HTML file that needs no server", **file)
     add("report", "--out", "new HTML file; default: one in reports/", **file)
     run: dict[str, Any] = {"name": "run", "metavar": "RUN"}
     add("resume", help_text="folder or URL of the run or sweep", nargs="?", **run)
@@ -307,7 +307,8 @@ def _parsers(
 def _path(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("expected a path, got an empty text")
-    return text
+    # Shells leave the ~ of `--out=~/x` as it is.
+    return os.path.expanduser(text)
 
 
 def _studied(verb: str) -> str:

@@ -6,6 +6,7 @@ agents), ``model.safetensors`` (weights named module/parameter) and, optionally,
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def save_policies(
     Raises:
         InputError: options that are not JSON-ready; no file is replaced.
     """
-    folder = Path(path)
+    folder = Path(os.path.expanduser(path))
     make_folder(folder)
     modules = {name: policy.to_save() for name, policy in modules.items()}
     config = {
@@ -214,7 +215,7 @@ def _local_folder(path: str | Path) -> Path:
         return fetch_policy(str(path))[0]
     if str(path).startswith(PREFIX):
         return pretrained_path(str(path).removeprefix(PREFIX))
-    return Path(path)
+    return Path(os.path.expanduser(path))
 
 
 @dataclass(frozen=True)

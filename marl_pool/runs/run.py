@@ -16,6 +16,7 @@ Checksums detect later damage (`marl_pool.files.manifest`).
 """
 
 import math
+import os
 import re
 import secrets
 import shutil
@@ -167,7 +168,7 @@ class Run:
             InputError: the folder cannot be created, or has files other than leftovers
                 of a run that was killed before it had a configuration.
         """
-        path = Path(path)
+        path = Path(os.path.expanduser(path))
         if path.is_dir() and files_in(path):
             raise InputError(
                 f"{path}: expected a new or empty folder for the run, got one with "
@@ -188,7 +189,7 @@ class Run:
         Raises:
             InputError: the folder or its ``config.yaml`` is missing or damaged.
         """
-        path = Path(path)
+        path = Path(os.path.expanduser(path))
         if not path.is_dir():
             hint = ""
             if ":" in path.name or path.suffix == ".py":

@@ -145,6 +145,14 @@ def test_several_groups_take_one_policy_each_or_one_for_all() -> None:
         evaluate({"prey": noop}, env=tag)
 
 
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    evaluate(noop, out="~/still", suite={"perturbations": []})
+    assert (tmp_path / "home" / "still" / "results.json").is_file()
+    assert [item.name for item in tmp_path.iterdir()] == ["home"]
+
+
 def test_the_files_and_the_table_are_those_of_a_run(tmp_path, capsys):
     measured = evaluate(noop, out=tmp_path / "new" / "still", title="standing still")
     assert "standing still" in capsys.readouterr().out

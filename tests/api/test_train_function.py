@@ -69,6 +69,12 @@ def test_options_mean_what_overrides_mean(trained, options, overrides):
     assert run.config == Run.open("run").config == trained[0]
 
 
+def test_a_tilde_is_the_home_folder(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert marl_pool.train(run_dir="~/run").path == tmp_path / "home" / "run"
+    assert not Path("~").exists()
+
+
 def test_options_come_after_overrides(trained):
     marl_pool.train("pooling=max", "seed=1", run_dir=Path("run"), seed=2)
     assert trained[0]["pooling"]["name"] == "max"

@@ -18,6 +18,7 @@ from helpers.tables import yaml_cases
 from helpers.training import run_python
 from marl_pool import InputError
 from marl_pool.cli import main as cli
+from marl_pool.cli.arguments import parse
 from marl_pool.cli.help import HELP
 from marl_pool.config import compose
 from marl_pool.runs.run import Run
@@ -219,6 +220,23 @@ def test_a_folder_that_cannot_be_removed_hides_no_error(refused, provide, monkey
 
     provide("marl_pool.training.ppo", train=train)
     assert "expected a divisor" in refused("train", "--run-dir", "new")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("train", "--run-dir=~/a"), "run_dir"),
+        (("sweep", "--sweep-dir=~/a"), "sweep_dir"),
+        (("evaluate", "r", "--out=~/a"), "out"),
+        (("report", "r", "--out=~/a"), "out"),
+        (("play", "r", "--export=~/a"), "export"),
+        (("train", "--config-dir=~/a"), "config_dir"),
+    ],
+)
+def test_a_tilde_is_the_home_folder_in_every_flag(monkeypatch, words, name):
+    monkeypatch.setenv("HOME", "/home/me")
+    arguments, _ = parse([*words])
+    assert str(getattr(arguments, name)) == "/home/me/a"
 
 
 @pytest.mark.parametrize("iterations", [0, 1])

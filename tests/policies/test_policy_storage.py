@@ -117,6 +117,15 @@ def test_a_loaded_policy_acts_identically(
     assert not loaded.training
 
 
+def test_a_tilde_is_the_home_folder(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    save_policy(load_policy(folder), "~/policy")
+    load_policy("~/policy")
+    assert (tmp_path / "home" / "policy" / "config.json").is_file()
+    assert not Path("~").exists()
+
+
 def test_numpys_numbers_are_saved_as_pythons(tmp_path: Path) -> None:
     pooling = {"name": "pma", "num_seeds": np.int64(2)}
     policy = make(pooling=pooling, init_std=np.float32(0.25))

@@ -3,6 +3,7 @@
 import errno
 import io
 import math
+import os
 from unittest.mock import Mock
 
 import pytest
@@ -68,6 +69,15 @@ def test_an_empty_folder_becomes_a_run_and_a_file_does_not(tmp_path):
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(InputError, match="cannot be made"):
             Run.create(path, CONFIG)
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    run = Run.create("~/runs/a", CONFIG)
+    assert run.path == tmp_path / "home" / "runs" / "a"
+    assert Run.open("~/runs/a").config == CONFIG
+    assert os.listdir() == ["home"]
 
 
 @pytest.mark.parametrize(
