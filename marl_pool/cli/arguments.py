@@ -347,7 +347,10 @@ def _is_path(text: str) -> bool:
         exists = Path(text).exists()
     except OSError:  # longer than a path may be
         exists = False
-    return exists or is_url(text) or ("=" not in text and text[-1:] not in "]}")
+    key, sign, _ = text.partition("=")
+    # No key has a slash, as `sweeps/a/trials/seed=0` does before it exists.
+    is_word = "/" in key if sign else text[-1:] not in "]}"
+    return exists or is_url(text) or is_word
 
 
 def _not_understood(

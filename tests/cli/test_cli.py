@@ -412,6 +412,13 @@ def test_a_run_folder_may_have_an_equals_sign(capsys, provide, run_folder):
     assert capsys.readouterr().out == "lr=0.1\n"
 
 
+@pytest.mark.parametrize("verb", ["evaluate", "resume", "show", "export"])
+def test_a_missing_run_folder_may_have_an_equals_sign(refused, verb):
+    words = ("--to", "torch") if verb == "export" else ()
+    line = refused(verb, "sweeps/a/trials/seed=7", *words)
+    assert "sweeps/a/trials/seed=7: no such run folder" in line
+
+
 def test_an_override_may_be_longer_than_a_path(refused):
     rows = ", ".join(["{name: shufle, severities: [1.0]}"] * 20)
     line = refused("evaluate", f"perturbations=[{rows}]")
