@@ -37,7 +37,7 @@ from marl_pool.files.reading import read_json
 from marl_pool.pretrained import PREFIX, pretrained_names
 from marl_pool.runs.metrics import ITERATION, Metrics, free
 from marl_pool.utils.errors import InputError, explain_os_errors
-from marl_pool.utils.text import print_line
+from marl_pool.utils.text import print_line, quoted
 from marl_pool.version import __version__
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Run:
         if path.is_dir() and files_in(path):
             raise InputError(
                 f"{path}: expected a new or empty folder for the run, got one with "
-                f"files; to continue a run: `marl-pool resume {path}`"
+                f"files; to continue a run: `marl-pool resume {quoted(path)}`"
             )
         is_folder_new = not path.is_dir()
         with explain_os_errors(f"{path} cannot be made"):

@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 
 from marl_pool.cli import main as cli
 from marl_pool.cli.common import resume_command
+from marl_pool.config import plan_sweep
 from marl_pool.evaluation.results import Result, write_csv
 from marl_pool.files.figures import figure_style, new_figure, to_svg
 from marl_pool.files.manifest import is_intact_json, sealed_json
 from marl_pool.files.tables import read_csv
 from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Sweep, Trial, read_table
+from marl_pool.training.supervised.results import read_results
+from marl_pool.training.sweep.folder import begin_sweep
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import HIDDEN, cell, printable, quoted, uncell
 
 NASTY = ["=1+1", "+1 a", "-x", "@SUM(A1)", "\tx", "\rx", "=HYPERLINK(1)", "＝1", "'=x"]
@@ -68,6 +72,27 @@ def test_printed_resume_command_quotes_the_path(tmp_path):
     )
     assert done.stdout == SHELL
     assert not list(tmp_path.iterdir())
+
+
+def begin_again(path: Path) -> None:
+    flags = {"or_resume": False, "dry_run": True}
+    Sweep(path, {"seed": [0, 1]}, []).write()
+    begin_sweep(path, plan_sweep(["seed=0,1"]), None, **flags)
+
+
+def create_again(path: Path) -> None:
+    for _ in range(2):
+        Run.create(path, {})
+
+
+@pytest.mark.parametrize("refuse", [create_again, begin_again, read_results])
+def test_a_suggested_command_quotes_the_path(tmp_path, refuse):
+    path = tmp_path / "my $(touch x)"
+    path.mkdir()
+    with pytest.raises(InputError) as caught:
+        refuse(path)
+    command = str(caught.value).rpartition("marl-pool resume ")[2].rstrip("`")
+    assert shlex.split(command) == [str(path)]
 
 
 def test_an_error_is_one_line_whatever_a_path_holds(tmp_path, capsys):

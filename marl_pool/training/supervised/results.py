@@ -11,6 +11,7 @@ from marl_pool.files.manifest import is_intact_json, sealed_json
 from marl_pool.files.reading import read_json
 from marl_pool.runs.run import CONFIG, Run
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import quoted
 
 FILE = "results.json"
 
@@ -92,7 +93,8 @@ def read_results(run: Path) -> dict[str, Any]:
             )
     except FileNotFoundError as error:
         raise InputError(
-            f"{run}: expected {FILE}, got none; continue with: marl-pool resume {run}"
+            f"{run}: expected {FILE}, got none; continue with: marl-pool resume "
+            f"{quoted(run)}"
         ) from error
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error

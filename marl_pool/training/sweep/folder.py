@@ -9,6 +9,7 @@ from marl_pool.runs.run import files_in
 from marl_pool.runs.sweep import TRIALS, Sweep
 from marl_pool.training.sweep.plan import Plan
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import quoted
 
 
 def begin_sweep(
@@ -44,7 +45,8 @@ def begin_sweep(
         )
     if not or_resume:
         raise InputError(
-            f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
+            f"{path} exists; choose another --sweep-dir or `marl-pool resume "
+            f"{quoted(path)}`"
         )
     sweep = Sweep.open(path)
     _validate_same(sweep, plan, config.verb, config_dir)
