@@ -153,7 +153,8 @@ def explain_os_errors(prefix: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{prefix}: {error.strerror}") from error
+        # Errors of `shutil` have a text alone.
+        raise InputError(f"{prefix}: {error.strerror or one_line(error)}") from error
 
 
 # Optional dependencies

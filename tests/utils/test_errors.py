@@ -1,6 +1,7 @@
 """One-line errors name the line of the user's code."""
 
 import errno
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,7 +16,14 @@ from marl_pool.envs.timeout import EnvExitError, env_call
 from marl_pool.evaluation.computing import computing
 from marl_pool.files import atomic
 from marl_pool.runs.run import Run
-from marl_pool.utils.errors import InputError, StoppedError, described, foreign, place
+from marl_pool.utils.errors import (
+    InputError,
+    StoppedError,
+    described,
+    explain_os_errors,
+    foreign,
+    place,
+)
 
 MODULE = "helpers.rule_breaker:Breaker"
 
@@ -147,6 +155,20 @@ def test_faults_of_the_machine_are_one_line(monkeypatch, capsys, error, message)
     printed = capsys.readouterr().err
     assert printed.startswith(f"marl-pool: {message}")
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "No space left"), "No space left"),
+        (shutil.Error("a and b are\nthe same file"), "a and b are the same file"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_the_reason_of_an_error_of_the_system_is_named(error, reason):
+    with pytest.raises(InputError) as caught, explain_os_errors("x cannot be made"):
+        raise error
+    assert str(caught.value) == f"x cannot be made: {reason}"
 
 
 def test_a_module_that_ends_the_process_has_a_line(monkeypatch, capsys):
