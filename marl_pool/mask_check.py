@@ -1,6 +1,6 @@
 """Check that a model of sets ignores padding, and nothing but padding."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,9 +21,9 @@ DRAWS = 8
 ADDED = 3
 """Padded slots that the check ``amount`` appends."""
 NEAR_ZERO = 1e-6
+"""Features near zero, relative to their mean magnitude where that is below 1."""
 JUMP = 1e-3
-"""Largest relative change of the output, from features near zero to zero, that is no
-jump."""
+"""Largest change of the output, from features near zero to zero, that is no jump."""
 TOLERANCES = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
@@ -249,6 +249,11 @@ class _Subject:
         rows = _indices(slots)[:, None]
         return [output[rows, slots] for output in outputs]
 
+    def magnitude(self, part: Tensor) -> float:
+        """Return the mean magnitude of features, or 1 if they are all 0."""
+        # Padding may hold anything, so that only the entities tell the scale.
+        return float(part[~self.sets.padding].double().abs().mean()) or 1.0
+
     def noisy(self, sets: _PaddedSets, where: Tensor, size: float) -> _PaddedSets:
         """Return sets with noise in the slots ``where``, ``(B, N)`` or ``(N,)``.
 
@@ -259,10 +264,9 @@ class _Subject:
             # The same numbers in each precision and on each device.
             shape, dtype = part.shape, torch.float64
             sample = torch.randn(shape, generator=self.generator, dtype=dtype)
-            # Padding may hold anything, so that only the entities tell the scale.
-            scale = float(part[~self.sets.padding].double().abs().mean()) or 1.0
             mask = like(where.expand_as(sets.padding), part)
-            return torch.where(mask, (size * scale * sample).to(part), part)
+            scaled = size * self.magnitude(part) * sample
+            return torch.where(mask, scaled.to(part), part)
 
         return sets.map(noise)
 
@@ -276,10 +280,12 @@ def _indices(rows: Tensor) -> Tensor:
     return torch.arange(len(rows), device=rows.device)
 
 
-def _change(before: list[Tensor], after: list[Tensor]) -> float:
+def _change(
+    before: list[Tensor], after: list[Tensor], usual: Sequence[Tensor] = ()
+) -> float:
     """Return the largest change, relative to the largest output; inf for a NaN.
 
-    Only finite outputs count for the scale.
+    Only finite outputs count for the scale: those before, and the ``usual`` ones.
     """
     old, new = (
         torch.cat([output.double().flatten() for output in outputs])
@@ -288,7 +294,8 @@ def _change(before: list[Tensor], after: list[Tensor]) -> float:
     # Equal infinities, as of masked logits, have a difference of NaN but are no change.
     changes = (new - old).abs().masked_fill(new == old, 0)
     change = float(changes.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
-    finite = old[old.isfinite()].abs()
+    sizes = torch.cat([old, *(output.double().flatten() for output in usual)]).abs()
+    finite = sizes[sizes.isfinite()]
     scale = float(finite.max()) if len(finite) else 0.0
     return change / (scale or 1.0)
 
@@ -616,14 +623,18 @@ def _zero(subject: _Subject) -> str:
         raise _SkippedError("padding is zeros")
     here = _indices(sets.padding[0]) == _slots(sets)[:, :1]
 
-    def filled(part: Tensor, value: float) -> Tensor:
+    def filled(part: Tensor, fraction: float) -> Tensor:
+        # No more than the fraction itself: the eps of a LayerNorm does not grow with
+        # the features.
+        value = fraction * min(subject.magnitude(part), 1.0)
         return part.masked_fill(like(here, part), value)
 
     near, zero = (
-        subject.compared(sets.map(partial(filled, value=value)))
-        for value in (NEAR_ZERO, 0.0)
+        subject.compared(sets.map(partial(filled, fraction=fraction)))
+        for fraction in (NEAR_ZERO, 0.0)
     )
-    change = _change(near, zero)
+    # The output near zero may itself be near zero, as of a sum of one entity.
+    change = _change(near, zero, usual=subject.compared(sets))
     if change <= max(JUMP, _tolerance(subject)):
         return ""
     return (

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from helpers.samples import Prepended, encoders, heads, make_head, random_set
-from marl_pool import InputError, Tokens, assert_mask, check_mask, make_encoder
+from marl_pool import (
+    InputError,
+    Tokens,
+    assert_mask,
+    check_mask,
+    make_encoder,
+    make_pooling,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
 FEATURES = torch.randn(3, 6, 4, generator=GENERATOR)
@@ -115,6 +122,27 @@ def test_each_fault_is_found_and_named(
     assert set(report.failures) == failures, str(report)
     assert bool(report) is (not failures)
     assert str(report).count("FAILED") == len(failures)
+
+
+ONE_PRESENT = torch.tensor([[False, True, True]]).expand(2, -1)
+
+
+@pytest.mark.parametrize("size", [1e-6, 3e-4, 1.0, 1e3])
+@pytest.mark.parametrize(
+    ("features", "padding"), [(FEATURES, PADDING), (FEATURES[:2, :3], ONE_PRESENT)]
+)
+def test_a_jump_at_zero_is_relative_to_the_usual_output(
+    features: Tensor, padding: Tensor, size: float
+) -> None:
+    """Without biases the output near zero may be near zero itself."""
+    observation = (size * features, padding)
+    for name in ("sum", "avg", "max", "ada"):
+        assert "zero" in check_mask(make_pooling(name, dim=4), observation).passed
+    normalized = nn.Sequential(
+        nn.Linear(4, 16, bias=False), nn.LayerNorm(16, bias=False)
+    )
+    assert_mask(lambda x, absent: masked_sum(normalized(x), absent), observation)
+    assert "zero" in check_mask(Model(by_zeros), observation).failures
 
 
 def test_a_random_model_differs_between_calls() -> None:
