@@ -36,10 +36,10 @@ template <class Real> struct KeyRange {
   Vector<Real> low, high, mean_value;
 };
 
-// 1 / total, or 0 for a row without tokens.
-template <class Real, bool Padded>
-INLINE Vector<Real> safe_reciprocal(Vector<Real> total) {
-  if constexpr (!Padded) return reciprocal<Real>(total);
+// 1 / total, or 0 for a row without tokens. It is not shortened for a block without
+// padding: GCC would fuse other products there, and a row's last digits would depend on
+// its neighbours' padding.
+template <class Real> INLINE Vector<Real> safe_reciprocal(Vector<Real> total) {
   const Vector<Real> inverse = reciprocal<Real>(larger(splat<Real>(kTiny<Real>), total));
   return total < kTiny<Real> ? Vector<Real>{} : inverse;
 }
@@ -120,7 +120,7 @@ void pairs_forward(NarrowHead<Real> head, KeyRange<Real> range,
       }
     }
     for (int t = 0; t < T; t++) {
-      const V inverse = safe_reciprocal<Real, Padded>(total[t]);
+      const V inverse = safe_reciprocal<Real>(total[t]);
       const V mean = sum_value[t] * inverse;
       head.out[i + t] = mean + range.mean_value;
       if constexpr (Train) {
@@ -209,7 +209,7 @@ void moments_forward(NarrowHead<Real> head, KeyRange<Real> range,
       total = total * q + moment[p];
       sum = sum * q + value_moment[p];
     }
-    const V inverse = safe_reciprocal<Real, Padded>(total), mean = sum * inverse;
+    const V inverse = safe_reciprocal<Real>(total), mean = sum * inverse;
     head.out[i] = mean + range.mean_value;
     if constexpr (Train) {
       head.inverse[i] = inverse;
@@ -346,17 +346,16 @@ void small_forward(WideHead<Real> head, const Vector<Real> *present, int tokens)
     }
     for (int j = 0; j < tokens; j++) {
       UNROLL for (int t = 0; t < T; t++) {
-        V score = dot<Real, Width>(query[t], head.key, j, -peak[t]);
-        // Scores of absent tokens may exceed the peak, but exp2 expects none above 0.
-        if constexpr (Padded) score = smaller(V{}, score);
+        const V score = dot<Real, Width>(query[t], head.key, j, -peak[t]);
         V weight = exp2<Real>(score);
-        if constexpr (Padded) weight *= present[j];
+        // Scores of absent tokens may exceed the peak, for which exp2 returns anything.
+        if constexpr (Padded) weight = present[j] > 0 ? weight : V{};
         total[t] += weight;
         UNROLL for (int d = 0; d < Width; d++) sum[t][d] += weight * head.value(j, d);
       }
     }
     UNROLL for (int t = 0; t < T; t++) {
-      const V inverse = safe_reciprocal<Real, Padded>(total[t]);
+      const V inverse = safe_reciprocal<Real>(total[t]);
       UNROLL for (int d = 0; d < Width; d++) head.out(i + t, d) = sum[t][d] * inverse;
       if constexpr (Train) {
         head.peak[i + t] = peak[t];
@@ -393,10 +392,9 @@ void small_backward(WideHead<Real> head, const Vector<Real> *present,
         d_value[d] = result.value(j, d);
       }
       UNROLL for (int t = 0; t < T; t++) {
-        V score = dot<Real, Width>(query[t], head.key, j, -peak[t]);
-        if constexpr (Padded) score = smaller(V{}, score);
+        const V score = dot<Real, Width>(query[t], head.key, j, -peak[t]);
         V weight = exp2<Real>(score);
-        if constexpr (Padded) weight *= present[j];
+        if constexpr (Padded) weight = present[j] > 0 ? weight : V{};
         const V d_score = weight * dot<Real, Width>(d_out[t], head.value, j, -delta[t]);
         UNROLL for (int d = 0; d < Width; d++) {
           d_query[t][d] += d_score * head.key(j, d);
@@ -447,7 +445,7 @@ INLINE SoftmaxScale<Real> softmax(Vector<Real> *score, const Vector<Real> *prese
     if constexpr (Padded) score[n] *= present[n];
     total += score[n];
   }
-  const V inverse = safe_reciprocal<Real, Padded>(total);
+  const V inverse = safe_reciprocal<Real>(total);
   for (int n = 0; n < tokens; n++) score[n] *= inverse;
   return {peak, inverse};
 }
