@@ -39,7 +39,8 @@ def use_kernels(choice: Kernels, device: str = "cpu") -> Iterator[None]:
         device: the device that computes.
 
     Raises:
-        InputError: "native" without a compiled kernel for the device.
+        InputError: "native" without a compiled kernel for the device, or the
+            environment variable is none of the choices.
     """
     if choice == "native" and not has_kernel(device):
         missing = (
@@ -50,13 +51,19 @@ def use_kernels(choice: Kernels, device: str = "cpu") -> Iterator[None]:
         raise InputError(
             f"kernels: expected auto or torch, got native, but no kernel {missing}"
         )
-    before = chosen_kernels()
-    if choice != "auto":
-        os.environ[KERNELS_VARIABLE] = choice
+    chosen_kernels()  # a variable that is wrong is an error here, too
+    if choice == "auto":
+        yield
+        return
+    before = os.environ.get(KERNELS_VARIABLE)
+    os.environ[KERNELS_VARIABLE] = choice
     try:
         yield
     finally:
-        os.environ[KERNELS_VARIABLE] = before
+        if before is None:
+            os.environ.pop(KERNELS_VARIABLE, None)
+        else:
+            os.environ[KERNELS_VARIABLE] = before
 
 
 def has_kernel(device: str) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ import marl_pool
 from helpers.ppo import CLOCKS, assert_same_weights
 from marl_pool.compiled.choice import KERNELS_VARIABLE, chosen_kernels, use_kernels
 from marl_pool.compiled.native import call
+from marl_pool.options.types import Kernels
 from marl_pool.training.ppo import learner
 from marl_pool.training.settings import PPOSettings
 from marl_pool.utils.errors import InputError
@@ -95,6 +96,27 @@ def test_auto_leaves_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(KERNELS_VARIABLE, "cuda")
     with pytest.raises(InputError, match=r"MARL_POOL_KERNELS.*auto.*'cuda'"):
         chosen_kernels()
+
+
+@pytest.mark.parametrize("choice", get_args(Kernels))
+def test_a_variable_that_was_unset_is_unset_afterwards(
+    choice: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KERNELS_VARIABLE, raising=False)
+    with use_kernels(choice):
+        assert chosen_kernels() == choice
+    assert KERNELS_VARIABLE not in os.environ
+
+
+def test_auto_does_not_restore_the_choice_of_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(KERNELS_VARIABLE, raising=False)
+    automatic = use_kernels("auto")
+    with use_kernels("torch"):
+        automatic.__enter__()
+    automatic.__exit__(None, None, None)
+    assert chosen_kernels() == "auto"
 
 
 def test_another_number_of_threads_gives_the_same_weights(tmp_path: Path) -> None:
