@@ -95,9 +95,18 @@ class Tokens(NamedTuple):
             )
 
     def flatten_batch(self) -> "Tokens":
-        """Merge all batch dimensions into one; the shapes are validated."""
+        """Merge all batch dimensions into one; the shapes are validated.
+
+        Raises:
+            InputError: the shapes do not match, or there is no batch dimension.
+        """
         self.validate_shapes()
         dims = len(self.batch_shape)
+        if not dims:
+            raise InputError(
+                "tokens: expected at least one batch dimension, got features of shape "
+                f"{tuple(self.features.shape)}"
+            )
         return self if dims == 1 else self.map(lambda t: t.flatten(0, dims - 1))
 
 

@@ -57,6 +57,12 @@ def test_flatten_batch_merges_the_batch_dimensions(batch: tuple[int, ...]) -> No
     assert flat.types.shape == flat.padding.shape == (int(np.prod(batch)), 5)
 
 
+def test_a_single_set_has_no_batch_dimensions_to_merge() -> None:
+    message = r"at least one batch dimension, got features of shape \(5, 3\)"
+    with pytest.raises(InputError, match=message):
+        tokens().flatten_batch()
+
+
 def test_the_observer_has_the_first_type() -> None:
     assert SPEC.type_names[SELF_TYPE] == "self"
     assert SPEC.num_types == 3
