@@ -190,11 +190,12 @@ class Rollout:
             The steps of each group.
 
         Raises:
-            InputError: ``count`` is below 1, an action mask allows nothing, or the
-                environment breaks its contract.
+            InputError: ``count`` is below 1, `episodes` has left no environment, an
+                action mask allows nothing, or the environment breaks its contract.
             NonFiniteError: an observation, logit or reward is NaN or infinite.
         """
         _validate_count(count)
+        self._validate_not_over()
         first_steps = self._lengths.clone()
         with without_reads() if self.sync_free else nullcontext():
             fragment, endings = self._play(count)
@@ -332,6 +333,7 @@ class Rollout:
             NonFiniteError: as in `steps`.
         """
         _validate_count(count)
+        self._validate_not_over()
         self._fix_actors()
         unchecked: list[tuple[Transition, Presence | None, Tensor]] = []
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
@@ -378,7 +380,8 @@ class Rollout:
 
         Raises:
             InputError: ``idle`` above 0 where finished environments cannot be stepped,
-                an action mask allows nothing, or the environment breaks its contract.
+                no environment left by an earlier call, an action mask that allows
+                nothing, or an environment that breaks its contract.
             NonFiniteError: an observation, logit or reward is NaN or infinite.
         """
         for transition in self.transitions(idle=idle):
@@ -402,6 +405,7 @@ class Rollout:
                 f"idle: expected 0 for {type(self.env).__name__}, whose steps_past_end "
                 f"is False, got {idle}"
             )
+        self._validate_not_over()
         self._fix_actors()
         # Positions in the batch at the start of the environments not yet dropped.
         positions = torch.arange(self.env.num_envs, device=self.env.device)
@@ -429,6 +433,13 @@ class Rollout:
         # Episodes were recorded as they ended; sort them by position.
         by_position = torch.cat(order).argsort()
         self._finished.append(index_rows(concatenate_rows(parts), by_position))
+
+    def _validate_not_over(self) -> None:
+        if not self.env.num_envs:
+            raise InputError(
+                "rollout: expected environments to step, got none, since `episodes` "
+                "has played and dropped them all; make a new one"
+            )
 
     def pop_finished(self) -> list[Episodes]:
         """Return the episodes that ended since the last call."""

@@ -1,6 +1,7 @@
 """Rollout against a plain loop: one environment, one step at a time."""
 
 import itertools
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -770,6 +771,25 @@ def test_policies_must_match_the_groups() -> None:
 def test_fewer_than_one_step_are_refused(method: str, count: int) -> None:
     with pytest.raises(InputError, match=f"steps: expected at least 1, got {count}"):
         getattr(rollout(), method)(count)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda over: over.steps(1),
+        lambda over: over.advance(1),
+        lambda over: over.episodes(),
+        lambda over: next(over.transitions()),
+    ],
+)
+@pytest.mark.parametrize("sync_free", [False, True])
+def test_a_rollout_whose_episodes_are_over_is_refused(
+    call: Callable[[Rollout], Any], sync_free: bool
+) -> None:
+    over = rollout(sync_free=sync_free)
+    over.episodes()
+    with pytest.raises(InputError, match="rollout: expected environments .* got none"):
+        call(over)
 
 
 class Stuck(Pond):
