@@ -8,7 +8,7 @@ brings the scores of all its conditions, which one policy got.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+BLOCK = 2**24
+"""Numbers that are drawn at once: 128 MiB, whatever the number of episodes."""
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """Reduces the last axis."""
@@ -109,9 +111,25 @@ def episode_resamples(
     Returns:
         ``(resamples, episodes)``.
     """
+    blocks = [*weight_blocks(episodes, seed=seed, resamples=resamples)]
+    return np.concatenate(blocks)
+
+
+def weight_blocks(
+    episodes: int, *, seed: int = 0, resamples: int = RESAMPLES
+) -> Iterator[np.ndarray]:
+    """Yield the rows of `episode_resamples` in blocks, to save memory."""
     generator = np.random.default_rng(seed)
     uniform = np.full(episodes, 1 / episodes)
-    return generator.multinomial(episodes, uniform, resamples) / episodes
+    for rows in _block_sizes(resamples, episodes):
+        yield generator.multinomial(episodes, uniform, rows) / episodes
+
+
+def _block_sizes(rows: int, width: int) -> Iterator[int]:
+    """Split rows of ``width`` numbers into blocks of `BLOCK` numbers at most."""
+    most = max(1, BLOCK // width)
+    for start in range(0, rows, most):
+        yield min(most, rows - start)
 
 
 def bootstrap(
@@ -140,8 +158,12 @@ def bootstrap(
     if len(sample) < 2:
         return Interval(value)
     generator = np.random.default_rng(seed)
-    indices = generator.integers(len(sample), size=(resamples, len(sample)))
-    return percentile_interval(value, statistic(sample[indices]))
+    # One block after the other draws the same numbers as all at once.
+    resampled = [
+        statistic(sample[generator.integers(len(sample), size=(rows, len(sample)))])
+        for rows in _block_sizes(resamples, len(sample))
+    ]
+    return percentile_interval(value, np.concatenate(resampled))
 
 
 def paired_drop(clean: ArrayLike, perturbed: ArrayLike, *, seed: int = 0) -> Interval:

@@ -15,10 +15,10 @@ import numpy as np
 from marl_pool.evaluation.results import CLEAN, TRANSFER, Result, SeverityAUC
 from marl_pool.evaluation.statistics.intervals import (
     Interval,
-    episode_resamples,
     interquartile_score,
     percentile_interval,
     probability_of_improvement,
+    weight_blocks,
 )
 
 RANDOM, HEURISTIC = "random", "heuristic"
@@ -63,8 +63,8 @@ def normalized(
     if len(sample) < 2:
         return Interval(score)
     # The mean of a resample depends only on how often it has each episode.
-    weights = episode_resamples(len(sample), seed=seed)
-    return percentile_interval(score, score_of(weights @ sample))
+    means = [weights @ sample for weights in weight_blocks(len(sample), seed=seed)]
+    return percentile_interval(score, score_of(np.concatenate(means)))
 
 
 def score_of(means: np.ndarray) -> np.ndarray:

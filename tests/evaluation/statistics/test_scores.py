@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER, Result
+from marl_pool.evaluation.statistics import intervals
 from marl_pool.evaluation.statistics.scores import (
     HEURISTIC,
     RANDOM,
@@ -51,6 +52,19 @@ def test_an_interval_is_that_of_a_plain_bootstrap() -> None:
     baselines = NormalizationBaselines(random, heuristic)
     interval = normalized(policy_returns, baselines, seed=1)
     assert interval[1:] == pytest.approx(np.percentile(scores, (2.5, 97.5)), abs=0.02)
+
+
+def test_blocks_of_resamples_give_the_same_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    returns, random, heuristic = np.random.default_rng(3).normal(
+        [[-1.0], [-4.0], [0.0]], 1, (3, 50)
+    )
+    baselines = NormalizationBaselines(random, heuristic)
+    expected = normalized(returns, baselines)
+    monkeypatch.setattr(intervals, "BLOCK", 170)
+    # A product of fewer rows may sum in another order.
+    assert normalized(returns, baselines) == pytest.approx(expected, rel=1e-12)
 
 
 def test_rows_are_scored_by_the_baselines_of_their_environment() -> None:

@@ -9,11 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from marl_pool.evaluation.statistics import intervals
 from marl_pool.evaluation.statistics.intervals import (
     Interval,
+    Statistic,
     bootstrap,
+    episode_resamples,
     interquartile_mean,
     interquartile_score,
+    mean,
     paired_drop,
     percentile_interval,
     probability_of_improvement,
@@ -83,6 +87,31 @@ def test_resamples_are_of_n_observations_each_equally_likely() -> None:
     shares = np.bincount(resamples.ravel().astype(int), minlength=5) / 50_000
     # The standard error of a share is 0.0018.
     np.testing.assert_allclose(shares, 0.2, atol=0.01)
+
+
+@pytest.mark.parametrize("block", [1, 7, 70, 150, 7 * 2000 - 1])
+@pytest.mark.parametrize("statistic", [mean, interquartile_mean])
+def test_blocks_of_resamples_are_those_drawn_at_once(
+    statistic: Statistic, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = np.random.default_rng(0).normal(size=7)
+    interval, weights = bootstrap(sample, statistic), episode_resamples(7)
+    indices = np.random.default_rng(0).integers(7, size=(2000, 7))
+    value = float(statistic(sample))
+    assert interval == percentile_interval(value, statistic(sample[indices]))
+    generator = np.random.default_rng(0)
+    counts = generator.multinomial(7, np.full(7, 1 / 7), 2000)
+    np.testing.assert_array_equal(weights, counts / 7)
+    monkeypatch.setattr(intervals, "BLOCK", block)
+    sizes = []
+
+    def watched(values: np.ndarray) -> np.ndarray:
+        sizes.append(values.size)
+        return statistic(values)
+
+    assert bootstrap(sample, watched) == interval
+    assert max(sizes[1:]) <= max(block, 7)
+    np.testing.assert_array_equal(episode_resamples(7), weights)
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
