@@ -7,7 +7,7 @@ sweep at ``URL/SWEEP/trials/NAME``. Credentials are those that fsspec finds by i
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -166,13 +166,18 @@ def _identity(sweep: Sweep) -> dict[str, Any]:
         # The order of the keys names the trials, and decides what a search proposes.
         "grid": list(sweep.grid.items()),
         "ranges": list((sweep.space or {}).items()),
-        "overrides": [text for text in sweep.overrides if not _is_of_session(text)],
+        "overrides": lasting_overrides(sweep.overrides),
     }
 
 
-def _is_of_session(override: str) -> bool:
-    key = parse(override).key
-    return bool({key, key.split(".")[0]} & {*OF_SESSION, "sweep", "env.workers"})
+def lasting_overrides(overrides: Sequence[str]) -> list[str]:
+    """Return a sweep's overrides without those that a session may change."""
+    keys = {*OF_SESSION, "sweep", "env.workers"}
+    return [
+        text
+        for text in overrides
+        if keys.isdisjoint((key := parse(text).key, key.split(".")[0]))
+    ]
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_pool.runs.mirrored import restore_sweep, validate_new
+from marl_pool.runs.mirrored import lasting_overrides, restore_sweep, validate_new
 from marl_pool.runs.run import files_in
 from marl_pool.runs.sweep import TRIALS, Sweep
 from marl_pool.training.sweep.plan import Plan
@@ -67,12 +67,19 @@ def _validate_unused(folder: Path) -> None:
 def _validate_same(
     sweep: Sweep, plan: Plan, verb: str, config_dir: str | Path | None
 ) -> None:
-    """Reject a sweep that another command has begun."""
+    """Reject a sweep that another command has begun.
+
+    What a session may change, such as the number of trials at a time, may differ.
+    """
     for key, expected, actual in (
         ("--verb", verb, sweep.verb),
         ("grid", plan.grid, sweep.grid),
         ("ranges", plan.space, sweep.space),
-        ("overrides", plan.overrides, sweep.overrides),
+        (
+            "overrides",
+            lasting_overrides(plan.overrides),
+            lasting_overrides(sweep.overrides),
+        ),
         (
             "--config-dir",
             config_dir and str(Path(config_dir).resolve()),

@@ -380,6 +380,23 @@ def test_a_sweep_is_the_one_in_the_storage_whatever_a_session_may_change(
         validate_same_sweep(Sweep.open("s"), mirror)
 
 
+FOREIGN = ["env=pettingzoo", "env.module=gymnasium:CartPole-v1"]
+
+
+def test_the_same_command_resumes_a_sweep_whose_session_settings_changed() -> None:
+    flags = {"or_resume": True, "dry_run": False}
+    words = ["seed=0,1", "total_steps=100"]
+    Path("s").mkdir()
+    changed = ["sweep.concurrency=1", "time_limit=60", "env.workers=2"]
+    plan = plan_sweep([*words, *changed, *FOREIGN])
+    begin_sweep("s", plan, None, **flags).write()
+    plan = plan_sweep([*words, *FOREIGN])
+    assert begin_sweep("s", plan, None, **flags).grid == plan.grid
+    plan = plan_sweep([*words, "ppo.lr=0.01", *FOREIGN])
+    with pytest.raises(InputError, match=r"overrides: expected .*ppo.lr.*, got \['env"):
+        begin_sweep("s", plan, None, **flags)
+
+
 # Existing runs
 
 
