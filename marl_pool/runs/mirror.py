@@ -91,6 +91,12 @@ class Mirror:
 
         self._reached(write)
 
+    @property
+    def is_inside_folder(self) -> bool:
+        """True if the mirror is the folder itself, or a part of it."""
+        root = Path(self.root)
+        return self._is_on_disk and root.resolve().is_relative_to(self.folder.resolve())
+
     # Upload
 
     def update(self, only: Collection[str] = ()) -> bool:

@@ -45,8 +45,17 @@ OF_SESSION = {
 
 
 def mirror_of(folder: Path, storage: str) -> Mirror:
-    """Return the mirror of a folder, ``storage/NAME``."""
-    return Mirror(folder, f"{storage.rstrip('/')}/{folder.resolve().name}")
+    """Return the mirror of a folder, ``storage/NAME``.
+
+    Raises:
+        InputError: an unknown protocol, or a place in the folder.
+    """
+    mirror = Mirror(folder, f"{storage.rstrip('/')}/{folder.resolve().name}")
+    if mirror.is_inside_folder:
+        raise InputError(
+            f"storage: expected a place outside of the folder {folder}, got {storage}"
+        )
+    return mirror
 
 
 @contextmanager
