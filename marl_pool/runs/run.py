@@ -695,9 +695,21 @@ class Run:
         """Create `evaluation_dir`, or raise `InputError` if it is not writable."""
         return self._writable(EVALUATION)
 
-    def new_video_path(self, stem: str, suffix: str = ".webm") -> Path:
-        """Return an unused path in ``videos/``; see `make_evaluation_dir`."""
-        return free(self._writable(VIDEOS) / f"{stem}{suffix}")
+    def make_videos_dir(self) -> Path:
+        """Create the folder of videos; errors are as in `make_evaluation_dir`."""
+        return self._writable(VIDEOS)
+
+    def add_video(self, file: Path) -> Path:
+        """Move a complete video to an unused name in `make_videos_dir`; return it."""
+        folder = self.make_videos_dir()
+        while True:
+            path = free(folder / file.name)
+            # Another process may take the name at the same time.
+            with suppress(FileExistsError):
+                path.touch(exist_ok=False)
+                file.replace(path)
+                atomic.sync(folder)
+                return path
 
     def _writable(self, name: str) -> Path:
         """Create a folder; raise an error before any work if it is not writable."""

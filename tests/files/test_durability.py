@@ -447,7 +447,7 @@ def lock(run: Run) -> None:
 
 WRITES: dict[str, Callable[[Run], object]] = {
     "evaluation": Run.make_evaluation_dir,
-    "videos": lambda run: run.new_video_path("clean"),
+    "videos": Run.make_videos_dir,
 }
 PARTS = ["checkpoints", "policy", "metrics.csv", "error.txt", "networks", ".lock"]
 

@@ -382,12 +382,26 @@ def test_results_have_their_places_and_videos_never_overwrite(run):
     assert not run.evaluation_dir.exists()
     assert run.make_evaluation_dir() == run.evaluation_dir
     assert run.evaluation_dir.is_dir()
-    names = []
-    for _ in range(3):
-        path = run.new_video_path("clean")
-        path.touch()
-        names.append(path.name)
-    assert names == ["clean.webm", "clean-2.webm", "clean-3.webm"]
+    for number, name in enumerate(["clean.webm", "clean-2.webm", "clean-3.webm"]):
+        (run.path / "clean.webm").write_text(str(number))
+        path = run.add_video(run.path / "clean.webm")
+        assert (path.name, path.read_text()) == (name, str(number))
+
+
+def test_two_videos_at_once_have_different_names(run, monkeypatch):
+    folder, free = run.make_videos_dir(), metrics.free
+
+    def free_until_now(path):
+        # Another process takes the name before this one does.
+        (folder / "clean.webm").write_text("other")
+        monkeypatch.setattr(runs, "free", free)
+        return path
+
+    monkeypatch.setattr(runs, "free", free_until_now)
+    (run.path / "clean.webm").write_text("mine")
+    path = run.add_video(run.path / "clean.webm")
+    assert (path.name, path.read_text()) == ("clean-2.webm", "mine")
+    assert (folder / "clean.webm").read_text() == "other"
 
 
 # Progress

@@ -27,7 +27,7 @@ from marl_pool.evaluation.video.frames import (
     with_steps,
     write_frames,
 )
-from marl_pool.files.atomic import make_folder
+from marl_pool.files.atomic import beside_of, make_folder
 from marl_pool.files.hub import HubFolder, is_hub
 from marl_pool.options.types import Options
 from marl_pool.perturbations.perception import Mark, Perception
@@ -275,13 +275,15 @@ def render_run(
             cannot be drawn, or no OpenCV.
     """
     target = load_target(run, settings, env=env, plugins=plugins)
-    path = run.new_video_path(video_name(perturbation), f".{settings.format}")
+    place = run.make_videos_dir() / f"{video_name(perturbation)}.{settings.format}"
     # A run that was created to hold a policy goes by the policy's name.
     source = str(run.config.get("policy_from") or "").removeprefix(PREFIX)
     hub_name = HubFolder.parse(source).name if is_hub(source) else ""
     name = hub_name or Path(source).name or run.name
-    write_video(path, {name: target}, settings, perturbation)
-    return path
+    with beside_of(place) as folder:
+        folder.mkdir(0o700)
+        write_video(folder / place.name, {name: target}, settings, perturbation)
+        return run.add_video(folder / place.name)
 
 
 def render_side_by_side(
