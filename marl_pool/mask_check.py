@@ -117,7 +117,8 @@ def check_mask(
 
     Raises:
         InputError: an observation without floating features, a mask or a present
-            entity in each set, or outputs of another shape.
+            entity in each set, outputs of another shape or without numbers, or a module
+            that cannot be copied.
     """
     if not callable(model):
         raise InputError(f"model: expected a callable, got {type(model).__name__}")
@@ -438,8 +439,30 @@ def _best_precision(subject: _Subject) -> _Subject:
 def _in_precision(subject: _Subject, dtype: torch.dtype) -> _Subject:
     """Return a copy of the subject in evaluation mode, parameters and features cast."""
     # A copy, since the caller may be training the model.
-    model = deepcopy(subject.model).eval().to(dtype)  # type: ignore[attr-defined]
+    assert isinstance(subject.model, nn.Module)
+    model = _copied(subject.model).eval().to(dtype)
     return replace(subject, model=model, sets=subject.sets.to(dtype))
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """Return a copy of a module, without the graph of an earlier call.
+
+    torch refuses to copy tensors that have one, such as attention weights that the
+    module keeps, or the weight that `torch.nn.utils.weight_norm` computes.
+    """
+    attributes = [vars(module) for module in model.modules()]
+    computed = {
+        id(value): value.detach().clone()
+        for value in tree_leaves(attributes)
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    try:
+        return deepcopy(model, computed)
+    except (RuntimeError, TypeError) as error:
+        text = str(error).partition("\n")[0][:100]
+        raise InputError(
+            f"model: expected a module that can be copied, got the error: {text}"
+        ) from error
 
 
 def _validate_outputs(subject: _Subject) -> None:
@@ -449,11 +472,14 @@ def _validate_outputs(subject: _Subject) -> None:
         else subject.sets.padding.shape[:1]
     )
     outputs = subject.outputs(subject.sets)
+    shapes = [tuple(output.shape) for output in outputs]
     if not outputs or any(output.shape[: len(rows)] != rows for output in outputs):
         raise InputError(
             f"model: expected floating outputs whose shapes begin with {tuple(rows)}, "
-            f"got {[tuple(output.shape) for output in outputs]}"
+            f"got {shapes}"
         )
+    if not any(output.numel() for output in outputs):
+        raise InputError(f"model: expected an output that is not empty, got {shapes}")
 
 
 def _report(subject: _Subject) -> MaskReport:

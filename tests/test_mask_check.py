@@ -1,6 +1,7 @@
 """`check_mask` finds the faults of faulty models, and none in ours."""
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -275,6 +276,42 @@ def test_the_model_is_left_as_it_was() -> None:
         assert value.equal(weights[key])
 
 
+class Keeping(Model):
+    """Keeps its last embeddings, as others keep attention weights."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        self.last = [self.embed(x)]
+        return self.pool(self.last[0], padding)
+
+
+def normalized_weights(pool: Callable[..., Tensor]) -> Model:
+    model = Model(pool)
+    model.embed[0] = nn.utils.weight_norm(model.embed[0])
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("make", [Keeping, normalized_weights])
+def test_a_model_may_keep_tensors_of_its_last_call(
+    make: Callable[..., Model],
+) -> None:
+    model = make(mean_over_slots)
+    for _ in range(2):
+        model(FEATURES, PADDING)
+        report = check_mask(model, (FEATURES, PADDING))
+        assert set(report.failures) == {"amount"}, str(report)
+        assert {"float16", "bfloat16"} <= {*report.passed}
+    model(FEATURES, PADDING).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_module_that_cannot_be_copied_is_refused() -> None:
+    model = Model(masked_sum)
+    model.lock = Lock()
+    with pytest.raises(InputError, match="a module that can be copied, got .*lock"):
+        check_mask(model, (FEATURES, PADDING))
+
+
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
@@ -282,6 +319,7 @@ def test_the_model_is_left_as_it_was() -> None:
         (lambda x, padding: None, {}, "begin with (3,), got []"),
         (lambda x, padding: x.sum(), {}, "begin with (3,), got [()]"),
         (lambda x, padding: x.sum(1), {"per_entity": True}, "begin with (3, 6), got"),
+        (lambda x, padding: x.sum(1)[:, :0], {}, "that is not empty, got [(3, 0)]"),
     ],
 )
 def test_wrong_outputs(model: Any, options: dict[str, Any], words: str) -> None:
