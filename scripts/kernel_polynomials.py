@@ -15,7 +15,7 @@ from mpmath import mpf
 
 mpmath.mp.dps = 60
 RANGES = (1, 2, 4, 8)
-END = mpf("5.2")  # Φ is 1 to a rounding error
+END = mpf("5.2")  # Φ is 1 to a rounding error, and is taken as 1 beyond
 Function = Callable[[mpf], mpf]
 
 

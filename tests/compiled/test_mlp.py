@@ -1,6 +1,7 @@
 """The compiled perceptron, against torch in float64."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -73,6 +74,23 @@ def test_float32_is_as_precise_as_torchs(kind: str) -> None:
         for a, b, c in zip(ours, torchs, exact, strict=True):
             ratios.append(float((a - c).norm() / (b - c).norm().clamp(min=1e-30)))
     assert torch.tensor(ratios).median() <= 2
+
+
+@pytest.mark.parametrize("size", [3.0, 6.0, 10.0, 100.0, 1000.0, 1e6])
+@torch.no_grad()
+def test_gelu_of_large_numbers_in_float32(size: float) -> None:
+    """A large negative one gives 0, not a rounding error times the number."""
+    module = mlp([1, 1, 1], nn.GELU)
+    for parameter in module.parameters():
+        parameter.fill_(float(parameter.dim() == 2))
+    values = torch.linspace(-size, size, 1001)[:, None]
+    values[500] = math.nan
+    with use_kernels("native"):
+        actual = compile_mlp(module)(values)
+    expected = nn.functional.gelu(values.double())
+    torch.testing.assert_close(
+        actual.double(), expected, rtol=2e-7, atol=8e-7, equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

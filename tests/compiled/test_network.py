@@ -111,6 +111,24 @@ def test_float32_is_as_precise_as_torchs(pooling: str, head_width: int) -> None:
     assert sorted(ratios)[len(ratios) // 2] < 2
 
 
+@pytest.mark.parametrize("size", [1.0, 100.0, 1000.0])
+@torch.no_grad()
+def test_inference_in_float32_is_precise_for_features_of_any_size(size: float) -> None:
+    ratios = []
+    for seed in range(10):
+        network = make_network("avg", seed=seed)
+        tokens = make_tokens(network, 40, seed=seed)
+        tokens.features.mul_(size)
+        double = tokens._replace(features=tokens.features.double())
+        with use_kernels("torch"):
+            exact = copy.deepcopy(network).double()(double)
+            torchs = network(tokens) - exact
+        with use_kernels("native"):
+            ours = network(tokens) - exact
+        ratios.append(float(ours.norm() / torchs.norm()))
+    assert sorted(ratios)[len(ratios) // 2] < 3
+
+
 @pytest.mark.parametrize("bound", [0.9, 1.1, 1.9, 2.1, 3.9, 4.1, 7.9, 8.1, 20.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_moments_are_pairs_at_the_edges_of_their_ranges(

@@ -159,7 +159,10 @@ INLINE Vector<Real> gelu(Vector<Real> x, Vector<Real> *derivative) {
     using Fit = NormalCenter;
     const Vector<Real> a = clamp_above<Real>(abs_x, Fit::end);
     const Vector<Real> t = a * a * Real(2 / (Fit::end * Fit::end)) - 1;
-    return half * x + abs_x * (a * polynomial(Fit::coefficients, t));
+    const Vector<Real> center = half * x + abs_x * (a * polynomial(Fit::coefficients, t));
+    // Beyond, Φ is 0 or 1: its error would be multiplied by a large negative x, for which
+    // x Φ(x) vanishes. NaN is beyond.
+    return abs_x < Real(Fit::end) ? center : larger(Vector<Real>{}, x);
   }
   const Normal<Real> gauss = normal<Real>(abs_x);
   if constexpr (Train) {
