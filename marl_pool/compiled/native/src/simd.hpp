@@ -9,6 +9,10 @@
 #include <utility>
 #include <vector>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "polynomials.hpp"
 
 #define INLINE inline __attribute__((always_inline))
@@ -73,6 +77,25 @@ template <class Real> constexpr Real kTiny = Real(1e-30);
 // The largest finite number.
 template <class Real> constexpr Real kHuge = std::numeric_limits<Real>::max();
 
+// a b + c, rounded once where the processor can. GCC decides by the code around it whether
+// it fuses the plain expression, so that the same function may round in two ways.
+template <class Real>
+INLINE Vector<Real> fused(Vector<Real> a, Vector<Real> b, Vector<Real> c) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Real) == 4)
+    return (Vector<Real>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+  else
+    return (Vector<Real>)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  if constexpr (sizeof(Real) == 4)
+    return (Vector<Real>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+  else
+    return (Vector<Real>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+  return a * b + c;
+#endif
+}
+
 // 1 / x and 1 / √x for positive x, to about a rounding error; not finite for NaN and
 // infinity. The initial guess negates the exponent, halved for the root, by integer
 // arithmetic on the bits, and is within 5 %; each step then cubes the error. A division
@@ -82,7 +105,7 @@ template <class Real> INLINE Vector<Real> reciprocal(Vector<Real> x) {
   auto y = (Vector<Real>)(S::reciprocal_magic - (Bits<Real>)x);
   UNROLL for (int step = 0; step < S::refinement_steps; step++) {
     const Vector<Real> error = 1 - x * y;
-    y += y * (error + error * error);
+    y = fused<Real>(y, error + error * error, y);
   }
   return y;
 }
