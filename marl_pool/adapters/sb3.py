@@ -295,8 +295,9 @@ def fitted_space(space: spaces.Space, observation: Observation) -> spaces.Space:
             if not isinstance(observation, Mapping) or key not in observation:
                 is_dict = isinstance(observation, Mapping)
                 names = listed([*observation]) if is_dict else "no Dict"
-                is_tokens = {*TOKEN_PARTS} <= space.keys()
-                hint = "; the env needs tokenize_env, as in training" * is_tokens
+                hint = ""
+                if {*TOKEN_PARTS} <= space.keys():
+                    hint = "; the env needs tokenize_env, as in training"
                 raise InputError(
                     f"observation: expected the entry {key!r}, got {names}{hint}"
                 )

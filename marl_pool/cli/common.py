@@ -14,7 +14,7 @@ from marl_pool.options import names
 from marl_pool.options.plugins import user_plug_ins
 from marl_pool.training.signals import exit_status
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.text import is_url, print_line, printable, quoted
+from marl_pool.utils.text import is_url, print_line, print_note, printable, quoted
 
 if TYPE_CHECKING:
     from marl_pool.runs.run import Run
@@ -167,7 +167,7 @@ def plugin_flags(plugins: Iterable[str]) -> str:
 def print_next(*commands: str) -> None:
     """Print suggested next commands to stderr, where only a person reads them."""
     for place, command in enumerate(commands):
-        print("next:" if not place else "     ", command, file=sys.stderr)
+        print_note(f"{'     ' if place else 'next:'} {command}")
 
 
 def next_commands(run: "Run") -> list[str]:

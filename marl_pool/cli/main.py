@@ -16,7 +16,7 @@ from marl_pool.utils.errors import (
     explain_missing_modules,
     foreign,
 )
-from marl_pool.utils.text import print_line, printable
+from marl_pool.utils.text import print_line, print_note, printable
 
 VERBS = {
     "train": train.train,
@@ -123,7 +123,7 @@ def _main(arguments: list[str]) -> int:
         runs = getattr(namespace, "run", None) or []
         paths = [runs] if isinstance(runs, str) else runs
         words = ["marl-pool", namespace.verb, *paths, *overrides]
-        print(f"{printable(' '.join(words))}: starting", file=sys.stderr, flush=True)
+        print_note(f"{printable(' '.join(words))}: starting")
     run_verb = load(command.function) if command else VERBS[namespace.verb]
     if not is_reading:
         return run_verb(namespace, overrides)

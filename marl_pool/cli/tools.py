@@ -1,6 +1,5 @@
 """Verbs for parts and policies: list, help, check-env and export."""
 
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from marl_pool.cli.common import open_run, print_paths
 from marl_pool.options import names
 from marl_pool.options.overrides import parse as parse_override
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.text import printable
+from marl_pool.utils.text import print_note, printable
 
 PRESETS = ("suites", "experiments")
 """Kinds that are files instead of classes."""
@@ -146,6 +145,6 @@ def export(arguments: Namespace, overrides: list[str]) -> int:
                 policy, path, arguments.to, masked=arguments.action_mask
             )
         message = f"{module}: actions differ by at most {difference:.1g}"
-        print(printable(message), file=sys.stderr)
+        print_note(printable(message))
         print_paths([path])
     return 0

@@ -2,7 +2,6 @@
 
 import difflib
 import shlex
-import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -16,7 +15,7 @@ from marl_pool.files.hub import is_hub
 from marl_pool.options.names import allowed, plug_ins_in, trust
 from marl_pool.options.overrides import Override
 from marl_pool.utils.errors import InputError, validate_module
-from marl_pool.utils.text import print_line, quoted
+from marl_pool.utils.text import print_line, print_note, quoted
 
 if TYPE_CHECKING:
     from marl_pool.runs.run import Run
@@ -286,6 +285,6 @@ def _run_training(run: "Run", config: "RunConfig") -> int:
     from marl_pool.utils.progress import duration
 
     result = f"best checkpoint: {run.best}; " if run.best else ""
-    print(f"{result}took {duration(time.monotonic() - began)}", file=sys.stderr)
+    print_note(f"{result}took {duration(time.monotonic() - began)}")
     common.print_next(*common.next_commands(run))
     return _mirror_status(problem)

@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from marl_pool.runs.sweep import (
     Grid,
     Space,
     naming,
+    rounded,
     trial_name,
 )
 from marl_pool.training.jobs import with_absolute_folders
@@ -40,6 +41,8 @@ SEARCH_ONLY = ("sweep.trials", "sweep.metric", "sweep.asha")
 """Keys of a sweep that only a search has."""
 CALL = re.compile(r"([^=]+)=(\w+)\((.*)\)", re.DOTALL)
 """An override whose value is the call of a function."""
+MOST_PROBES = 64
+"""Combinations that are tried until one with a value is valid."""
 RANGES = (UNIFORM, LOG_UNIFORM, INT_UNIFORM)
 EXPECTED = (
     f"{CHOICE}(a,b), {UNIFORM}(low,high), {LOG_UNIFORM}(low,high) or "
@@ -133,7 +136,11 @@ def plan_search(
             "--search: expected a range, such as ppo.lr=log_uniform(1e-4,1e-2) or "
             "pooling=choice(ada,max), got none"
         )
-    return plan_space(space, fixed, config_dir, verb)
+    plan = plan_space(space, fixed, config_dir, verb)
+    for key, (kind, *ends) in space.items():
+        if kind in (UNIFORM, LOG_UNIFORM):
+            _validate_real(plan, key, kind, *ends)
+    return plan
 
 
 def plan_space(
@@ -146,17 +153,14 @@ def plan_space(
     _validate_space(space)
     settings, make = _composer(fixed, config_dir, verb)
     _validate_number("sweep.trials", settings.trials)
-    # Try each choice and both ends of each range. A search skips invalid combinations.
-    first = {key: values[0] for key, (_, *values) in space.items()}
-    combinations = [first]
-    for key, (_, *values) in space.items():
-        combinations += [{**first, key: value} for value in values[1:]]
-    probes = [make(trial_name(values), values) for values in combinations]
-    for key, (kind, *values) in space.items():
-        if kind in (UNIFORM, LOG_UNIFORM):
-            _validate_real(make, first, key, kind, *values)
     return SearchPlan(
-        {}, list(fixed), settings, [], space=space, probes=probes, make=make
+        {},
+        list(fixed),
+        settings,
+        [],
+        space=space,
+        probes=_probes(space, make),
+        make=make,
     )
 
 
@@ -258,15 +262,46 @@ def _validate_space(space: Space) -> None:
             raise InputError(f"{key}: expected low > 0, got {text}")
 
 
-def _validate_real(
-    make: MakeTrial, values: Mapping[str, Any], key: str, kind: str, *ends: float
-) -> None:
-    """Reject a range of real numbers for a key that takes only integers."""
+def _probes(space: Space, make: MakeTrial) -> list[PlannedTrial]:
+    """Compose a trial with each choice and with both ends of each range.
+
+    A search skips values that do not fit each other, so a choice or end is valid if it
+    fits some of the other keys' values.
+
+    Raises:
+        InputError: a choice or end that no trial can have.
+    """
+    ends = {key: values for key, (_, *values) in space.items()}
+    probes: dict[str, PlannedTrial] = {}
+    for key, values in ends.items():
+        for value in values:
+            probe = _first_valid({**ends, key: [value]}, make)
+            probes.setdefault(probe.name, probe)
+    return list(probes.values())
+
+
+def _first_valid(ends: Mapping[str, Sequence[Any]], make: MakeTrial) -> PlannedTrial:
+    """Return the first valid one of `MOST_PROBES` combinations."""
+    reasons = []
+    for combination in islice(product(*ends.values()), MOST_PROBES):
+        values = dict(zip(ends, combination, strict=True))
+        try:
+            return make(trial_name(values), values)
+        except InputError as error:
+            reasons.append(error)
+    raise reasons[0]
+
+
+def _validate_real(plan: SearchPlan, key: str, kind: str, *ends: float) -> None:
+    """Reject a range of numbers that are not whole for a key that takes integers."""
     low, high = ends
-    fraction = low + (high - low) / math.pi
+    value = rounded(low + (high - low) / math.pi, (kind, low, high))
+    values = {**plan.probes[0].values, key: value}
     try:
-        make(trial_name({key: fraction}), {**values, key: fraction})
+        plan.make(trial_name({key: value}), values)
     except InputError as error:
+        if float(value).is_integer():
+            return  # it does not fit the values of other keys
         text = f"{kind}({show(low)}, {show(high)})"
         raise InputError(
             f"{error}, of {text}; for integers use {INT_UNIFORM}(low,high)"

@@ -24,7 +24,6 @@ from marl_pool.envs.contract import (
     validate_types,
 )
 from marl_pool.envs.pettingzoo.workers import kept_workers
-from marl_pool.envs.simulation import ReplayedEnv
 from marl_pool.envs.timeout import EnvTimeoutError, env_call
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError, described
@@ -177,6 +176,8 @@ def _check_presence(build: Build) -> None:
 
 
 def _check_seeds(build: Build) -> None:
+    from marl_pool.envs.pettingzoo.env import PettingZooEnv
+
     _expect_equal(_play(build()), _play(build()), "episodes of the same seed")
     env = _build_and_reset(build)
     first = _observe(env)
@@ -184,7 +185,7 @@ def _check_seeds(build: Build) -> None:
     equal = all(torch.equal(*pair) for pair in zip(first, _observe(env), strict=True))
     # Many board games, and mazes of other libraries, always start from one position.
     _expect(
-        not equal or env.turn_based or isinstance(env, ReplayedEnv),
+        not equal or env.turn_based or isinstance(env, PettingZooEnv),
         "two episodes of a seed",
         "different starts",
         "equal ones",

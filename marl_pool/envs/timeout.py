@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 from typing_extensions import override
+
+from marl_pool.utils.text import print_note
 
 REMOTE_LIMIT = 600.0
 """Seconds that a call may take in remote processes, where nobody presses Ctrl-C."""
@@ -66,8 +67,7 @@ class Watchdog(threading.Thread):
                 raised = call
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
             elif not self.main or late > GRACE:
-                print(f"\nmarl-pool: {self.describe(self.reason)}", file=sys.stderr)
-                sys.stderr.flush()
+                print_note(f"\nmarl-pool: {self.describe(self.reason)}")
                 os._exit(STATUS)
 
     @property

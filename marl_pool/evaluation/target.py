@@ -13,7 +13,6 @@ from marl_pool.compiled.choice import describe_kernels, use_kernels
 from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import EnvDescription, describe_env
-from marl_pool.envs.options import env_label
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.settings import TransferSettings
 from marl_pool.options.names import resolve, trust
@@ -71,7 +70,8 @@ class EvaluationTarget:
 
     def title(self, episodes: int) -> str:
         """Return the title of a table of ``episodes`` episodes."""
-        env = env_label(self.env)
+        parts = (self.env["name"], self.env.get("module"))
+        env = " ".join(part for part in parts if isinstance(part, str))
         return f"{self.source}: {env}, {episodes} episodes, checkpoint {self.name}"
 
     def validate_fit(self, source: str) -> None:

@@ -171,12 +171,13 @@ class _Loader(yaml.SafeLoader):
             # Several merges are allowed.
             if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
                 continue
-            if (key.tag, key.value) in keys:
+            value = self.construct_object(key)
+            if value in keys:
                 line = key.start_mark.line + 1
                 raise InputError(
                     f"line {line}: expected every key once, got {key.value!r:.80} again"
                 )
-            keys.add((key.tag, key.value))
+            keys.add(value)
         return node
 
     def construct_integer(self, node: yaml.ScalarNode) -> int:

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -186,6 +187,9 @@ class Mirror:
         for name in sorted(remote):
             if name.startswith(f"{unit}/") and name != manifest:
                 self.fs.rm_file(self._at(name))
+        # Some servers have folders, which are left.
+        with suppress(Exception):
+            self.fs.rmdir(self._at(unit))
 
     # Download
 

@@ -7,6 +7,7 @@ SWEEP/table.csv         a row for each logged iteration of each trial
 """
 
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +53,8 @@ CHOICE, UNIFORM = "choice", "uniform"
 LOG_UNIFORM, INT_UNIFORM = "log_uniform", "int_uniform"
 """Kinds of ranges; the ends belong to a range."""
 PROPOSALS = "proposals.yaml"
+DIGITS = 4
+"""Significant digits of a proposed number, which keep commands short."""
 TEXTS = ("trial", "status")
 """Columns of the table that are text, also where a trial's name is a number."""
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|nan|-?inf")
@@ -272,6 +275,18 @@ def trial_name(values: Mapping[str, Any]) -> str:
 def proposal_name(number: int) -> str:
     """Name the folder of a search's trial by its number, which counts from 0."""
     return f"{number:04d}"
+
+
+def rounded(value: Any, range_: Sequence[Any]) -> Any:
+    """Round a suggested number to `DIGITS` digits, finer in a narrow range."""
+    kind, *values = range_
+    if kind in (CHOICE, INT_UNIFORM):
+        return value
+    low, high = values
+    scale = min(abs(value) or high - low, high - low)
+    if scale > 0:
+        value = round(value, DIGITS - 1 - math.floor(math.log10(scale)))
+    return min(max(value, low), high)
 
 
 def stopped_early(proposals: Sequence[Proposal]) -> set[str]:

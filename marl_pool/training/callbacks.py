@@ -52,10 +52,10 @@ class WandB(Callback):
         with explain_missing_modules():
             import wandb
 
-        # The id depends on the folder, so that a resumed run continues its log. It may
-        # not have the commas and colons of a trial's name.
+        # The id depends on the folder, so that a resumed run continues its log. W&B
+        # accepts no commas and colons, which names of trials have.
         path = run.path.absolute()
-        name = re.sub(r"[^\w.-]", "_", path.name[-40:], flags=re.ASCII)
+        name = re.sub(r"[:;,#?/'\\%]", "_", path.name[-40:])
         self.log = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "marl_pool"),
             name=path.name,

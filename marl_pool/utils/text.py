@@ -27,12 +27,17 @@ def printable(text: object) -> str:
 
 
 def print_line(line: object) -> None:
-    """Print a line of the program itself, as opposed to its results, to stderr.
+    """Print a line of the program itself, as opposed to its results, to stderr."""
+    print_note(f"marl-pool: {printable(line)}")
 
-    Without a reader, as when Ctrl-C has ended ``tee``, the line is lost.
+
+def print_note(text: str) -> None:
+    """Print text for a person to stderr.
+
+    Without a reader, as when Ctrl-C has ended ``tee``, it is lost.
     """
     with suppress(OSError):
-        print(f"marl-pool: {printable(line)}", file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
 
 def quoted(path: object) -> str:

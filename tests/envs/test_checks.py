@@ -93,6 +93,16 @@ def test_a_pettingzoo_env_that_breaks_a_rule_is_named(fault, message):
     assert any(problems.values()) == (fault is not None)
 
 
+def test_a_simulator_of_ours_may_not_always_start_in_one_place(monkeypatch):
+    def constant(keys):
+        return [3] * len(keys)
+
+    monkeypatch.setattr("marl_pool.envs.simulation.reset_seeds", constant)
+    problems = check_env("car_racing", max_steps=20)
+    rule = "a seed determines the episodes"
+    assert "expected different starts, got equal ones" in problems[rule]
+
+
 def test_an_env_of_another_library_may_always_start_in_one_place():
     problems = check_env("pettingzoo", module="gymnasium:FrozenLake-v1")
     assert problems == dict.fromkeys(RULES, "")

@@ -95,7 +95,7 @@ def test_texts_with_a_second_meaning_stay_texts(text: str) -> None:
         *(('!!int "12"', 12), ('!!float "1"', 1.0), ("!!str 3", "3")),
     ],
 )
-def test_numbers_are_those_of_yaml_1_2_and_the_command_line(text, value) -> None:
+def test_numbers_are_those_of_yaml_1_2_with_underscores(text, value) -> None:
     parsed = parse_yaml(f"key: {text}")["key"]
     assert (parsed, type(parsed)) == (value, type(value))
 
@@ -104,6 +104,8 @@ def test_numbers_are_those_of_yaml_1_2_and_the_command_line(text, value) -> None
     ("text", "line", "key"),
     [
         ("a: 1\nb: 2\na: 3\n", 3, "a"),
+        ("1: a\n01: b\n", 2, "01"),
+        ("true: 1\nTrue: 2\n", 2, "True"),
         ("ppo:\n  lr: 1\n  lr: 2\n", 3, "lr"),
         ("[{a: 1,\na: 1}]", 2, "a"),
         ("1: a\n1: b\n", 2, "1"),

@@ -7,11 +7,13 @@ import shlex
 import subprocess
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marl_pool import utils
 from marl_pool.cli import main as cli
 from marl_pool.cli.common import resume_command
 from marl_pool.config import plan_sweep
@@ -160,3 +162,13 @@ def test_sealed_json_is_intact_after_a_file_and_not_after_a_change(content):
     reread = json.loads(json.dumps(sealed_json(content)))
     assert is_intact_json(reread)
     assert not is_intact_json({**reread, "more": 1, "content": 2})
+
+
+@pytest.mark.parametrize("name", ["print_line", "print_note"])
+def test_a_message_that_nobody_can_read_is_lost(monkeypatch, name):
+    def refuse(line: str) -> None:
+        raise BrokenPipeError
+
+    stream = SimpleNamespace(write=refuse, flush=lambda: None)
+    monkeypatch.setattr("sys.stderr", stream)
+    getattr(utils.text, name)("the run is saved")

@@ -5,7 +5,6 @@ Each round has a folder with safetensors of its trajectories, its description in
 student in later rounds.
 """
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from marl_pool.training.cloning.trajectories import (
 from marl_pool.utils.errors import InputError, one_line
 from marl_pool.utils.progress import Progress
 from marl_pool.utils.randomness import VALIDATION_ENVS
+from marl_pool.utils.text import print_note
 from marl_pool.version import __version__
 
 FOLDER, ABOUT = "trajectories", "about.json"
@@ -232,11 +232,10 @@ class CloneDataset:
                 "trajectories: expected an environment with more initial states, or "
                 "fewer clone.validation_episodes"
             )
-        print(
+        print_note(
             f"round {number}: {len(kept)} trajectories to learn from, "
             f"{kept.num_steps:,} steps; {len(validation)} for validation; "
-            f"mean return {description['mean_return']:.2f}",
-            file=sys.stderr,
+            f"mean return {description['mean_return']:.2f}"
         )
         return {"train": kept, "validation": validation}, description
 

@@ -472,7 +472,9 @@ class BatchedPPOLearner(PPOTorchLearner):
                 )
             )
         for mid, divergences in self._divergences.items():
-            self._metrics[mid, LEARNER_RESULTS_KL_KEY] = torch.cat(divergences).mean()
+            # Steps of minibatches that are not finite are skipped, and do not count.
+            mean = torch.cat(divergences).nanmean()
+            self._metrics[mid, LEARNER_RESULTS_KL_KEY] = mean
         for key, value in self._metrics.items():
             self.metrics.log_value(key, value.item(), window=1)
 

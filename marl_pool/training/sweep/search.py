@@ -19,6 +19,7 @@ from marl_pool.runs.sweep import (
     Space,
     Sweep,
     proposal_name,
+    rounded,
     stopped_early,
 )
 from marl_pool.training.cluster import LOCAL, cluster_address
@@ -30,8 +31,6 @@ from marl_pool.training.sweep.plan import PlannedTrial, SearchPlan
 from marl_pool.training.sweep.trial import Outcome
 from marl_pool.utils.errors import InputError
 
-DIGITS = 4
-"""Significant digits of a proposed number, which keep commands short."""
 MOST_SUGGESTIONS = 100
 """Suggestions for one trial, until one combines values that fit each other."""
 
@@ -119,9 +118,11 @@ class Search:
             draw = (*seed, number) if number else seed
             values = suggested(self.plan.space, scored, draw)
             try:
-                return self.propose(values)
+                self.plan.make(proposal_name(len(self.trials)), values)
             except InputError as error:
                 reason = error
+                continue
+            return self.propose(values)
         raise InputError(f"{MOST_SUGGESTIONS} suggestions are invalid: {reason}")
 
     def propose(self, values: Mapping[str, Any]) -> PlannedTrial:
@@ -240,18 +241,6 @@ def distribution(range_: Sequence[Any]) -> optuna.distributions.BaseDistribution
     if kind == INT_UNIFORM:
         return optuna.distributions.IntDistribution(low, high)
     return optuna.distributions.FloatDistribution(low, high, log=kind == LOG_UNIFORM)
-
-
-def rounded(value: Any, range_: Sequence[Any]) -> Any:
-    """Round a suggested number to `DIGITS` digits, finer in a narrow range."""
-    kind, *values = range_
-    if kind in (CHOICE, INT_UNIFORM):
-        return value
-    low, high = values
-    scale = min(abs(value) or high - low, high - low)
-    if scale > 0:
-        value = round(value, DIGITS - 1 - math.floor(math.log10(scale)))
-    return min(max(value, low), high)
 
 
 def _or_worst(score: float | None) -> float:

@@ -219,6 +219,18 @@ def test_the_explained_variance_is_computed_on_the_whole_minibatch() -> None:
     assert logged[key] == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_minibatch_that_is_not_finite_does_not_count_in_the_mean_divergence() -> None:
+    learner: Any = object.__new__(BatchedPPOLearner)
+    logged: dict[Any, float] = {}
+    learner.metrics = SimpleNamespace(
+        log_value=lambda key, value, window: logged.update({key: value})
+    )
+    parts = [torch.tensor([0.01, 0.03]), torch.full((2,), torch.nan), torch.zeros(2)]
+    learner._metrics, learner._divergences = {}, {"m": parts}
+    learner._log({})
+    assert logged == {("m", "mean_kl_loss"): pytest.approx(0.01)}
+
+
 # The optimizer
 
 

@@ -12,10 +12,9 @@ from marl_pool.cli import main as cli
 from marl_pool.config import parse, plan_search, plan_space
 from marl_pool.options.overrides import written
 from marl_pool.runs.run import Run
-from marl_pool.runs.sweep import Proposal, Sweep, read_table
+from marl_pool.runs.sweep import Proposal, Sweep, read_table, rounded
 from marl_pool.training.jobs import begun
 from marl_pool.training.sweep.halving import EarlyStopping
-from marl_pool.training.sweep.search import rounded
 from marl_pool.training.sweep.trial import Outcome
 from marl_pool.utils.errors import InputError
 
@@ -184,13 +183,16 @@ def test_a_resumed_search_proposes_what_an_uninterrupted_one_does(make_search):
     assert max(good) < max(values["ppo.lr"] for values in expected[:10])
 
 
-def test_a_search_skips_values_that_do_not_fit_each_other(tmp_path):
+@pytest.mark.parametrize("batch", ["2048,512", "512,2048"])
+@pytest.mark.parametrize("minibatch", ["256,1024", "1024,256"])
+def test_a_search_skips_values_that_do_not_fit_each_other(tmp_path, batch, minibatch):
     """A minibatch is no larger than the batch."""
     pytest.importorskip("ray")
     pytest.importorskip("optuna")
     from marl_pool.training.sweep.search import Search
 
-    ranges = ["ppo.batch_size=choice(2048,512)", "ppo.minibatch_size=choice(256,1024)"]
+    ranges = [f"ppo.batch_size=choice({batch})"]
+    ranges += [f"ppo.minibatch_size=choice({minibatch})"]
     plan = plan_search([*ranges, "total_steps=4096", "sweep.trials=12"])
     (tmp_path / "s").mkdir()
     search = Search(Sweep(tmp_path / "s", {}, [], space=plan.space), plan)
@@ -207,6 +209,25 @@ def test_a_search_skips_values_that_do_not_fit_each_other(tmp_path):
     search.settings = replace(search.settings, trials=13)
     with pytest.raises(InputError, match="100 suggestions are invalid: ppo.minibatch"):
         next(search.upcoming([]))
+
+
+def test_a_full_disk_is_no_invalid_suggestion(make_search, monkeypatch):
+    search, writes = make_search(), []
+
+    def fail(proposals):
+        writes.append(len(proposals))
+        raise InputError("proposals.yaml cannot be written: No space left on device")
+
+    monkeypatch.setattr(Sweep, "write_proposals", lambda self, found: fail(found))
+    with pytest.raises(InputError, match="No space left"):
+        next(search.upcoming([]))
+    assert writes == [1]
+
+
+def test_numbers_that_round_to_integers_need_no_other_range() -> None:
+    """Four digits of numbers from 4,096 on are whole, and so valid for integers."""
+    plan = plan_search(["ppo.batch_size=log_uniform(4096,65536)", "ppo.num_envs=64"])
+    assert plan.space == {"ppo.batch_size": ["log_uniform", 4096, 65536]}
 
 
 def test_a_search_that_another_session_has_changed_is_refused(make_search):
