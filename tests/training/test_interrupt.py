@@ -14,8 +14,6 @@ from marl_pool.cli.main import main
 from marl_pool.runs.run import Run
 from marl_pool.training.signals import Interruptible, Terminated, patience
 
-pytestmark = pytest.mark.slow
-
 SMALL = [
     *("env.num_noise=2", "env.max_steps=8", "encoder.num_layers=1", "ppo.num_envs=4"),
     *("ppo.batch_size=32", "ppo.minibatch_size=32", "ppo.num_epochs=1", "threads=1"),
@@ -40,6 +38,7 @@ def stopped(path: Path, number: signal.Signals, command: list[str]) -> int:
     return iteration
 
 
+@pytest.mark.slow
 def test_a_signal_leaves_a_run_that_resumes(tmp_path, capsys):
     path = tmp_path / "run"
     endless = ["--num-env-runners=1", "total_steps=10_000_000"]
