@@ -108,10 +108,10 @@ class Best(NamedTuple):
 
 
 def _checked(best: Best) -> Best:
-    """Return a record with its score as a float; raise an error if it is none."""
+    """Return a record, or raise an error if it holds no iteration and number."""
     if type(best.iteration) is not int or not _is_number(best.score):
         raise ValueError(f"expected an iteration and a score, got {best[:2]!r:.80}")
-    return best._replace(score=float(best.score))
+    return best
 
 
 def _is_number(value: object) -> bool:
