@@ -218,7 +218,7 @@ def test_a_full_disk_is_no_invalid_suggestion(make_search, monkeypatch):
         writes.append(len(proposals))
         raise InputError("proposals.yaml cannot be written: No space left on device")
 
-    monkeypatch.setattr(Sweep, "write_proposals", lambda self, found: fail(found))
+    monkeypatch.setattr(Sweep, "write_proposals", lambda _, proposals: fail(proposals))
     with pytest.raises(InputError, match="No space left"):
         next(search.upcoming([]))
     assert writes == [1]

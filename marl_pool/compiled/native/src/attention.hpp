@@ -346,9 +346,11 @@ void small_forward(WideHead<Real> head, const Vector<Real> *present, int tokens)
     }
     for (int j = 0; j < tokens; j++) {
       UNROLL for (int t = 0; t < T; t++) {
-        const V score = dot<Real, Width>(query[t], head.key, j, -peak[t]);
+        V score = dot<Real, Width>(query[t], head.key, j, -peak[t]);
+        // Only scores of absent tokens exceed the peak by more than a rounding error, and
+        // exp2 expects none above 127.
+        if constexpr (Padded) score = smaller(splat<Real>(1), score);
         V weight = exp2<Real>(score);
-        // Scores of absent tokens may exceed the peak, for which exp2 returns anything.
         if constexpr (Padded) weight = present[j] > 0 ? weight : V{};
         total[t] += weight;
         UNROLL for (int d = 0; d < Width; d++) sum[t][d] += weight * head.value(j, d);
@@ -392,7 +394,10 @@ void small_backward(WideHead<Real> head, const Vector<Real> *present,
         d_value[d] = result.value(j, d);
       }
       UNROLL for (int t = 0; t < T; t++) {
-        const V score = dot<Real, Width>(query[t], head.key, j, -peak[t]);
+        V score = dot<Real, Width>(query[t], head.key, j, -peak[t]);
+        // Only scores of absent tokens exceed the peak by more than a rounding error, and
+        // exp2 expects none above 127.
+        if constexpr (Padded) score = smaller(splat<Real>(1), score);
         V weight = exp2<Real>(score);
         if constexpr (Padded) weight = present[j] > 0 ? weight : V{};
         const V d_score = weight * dot<Real, Width>(d_out[t], head.value, j, -delta[t]);
