@@ -186,12 +186,12 @@ def explain_options(
     """Write beside each option of a class what it expects, and its default."""
     if what != "class" or "Args:" not in lines:
         return
-    known = options_of(obj)
+    options_by_name = options_of(obj)
     start = lines.index("Args:")
     for number, line in enumerate(lines[start:], start):
-        found = re.match(r"    (\w+): ", line)
-        if found and found[1] in known:
-            kind = describe(known[found[1]].annotation)
+        entry = re.match(r"    (\w+): ", line)
+        if entry and entry[1] in options_by_name:
+            kind = describe(options_by_name[entry[1]].annotation)
             lines[number] = line.replace(":", f" ({kind}):", 1)
 
 
@@ -203,7 +203,8 @@ def short_signature(
         return None
     signature = inspect.signature(obj)
     plain = [
-        each.replace(annotation=each.empty) for each in signature.parameters.values()
+        parameter.replace(annotation=parameter.empty)
+        for parameter in signature.parameters.values()
     ]
     return str(
         signature.replace(parameters=plain, return_annotation=signature.empty)

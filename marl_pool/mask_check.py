@@ -624,12 +624,12 @@ def _entities(subject: _Subject) -> str:
     ignored = []
     for slot in range(sets.padding.shape[1]):
         quiet = ~sets.padding[:, slot]
-        here = _indices(sets.padding[0]) == slot
+        selected = _indices(sets.padding[0]) == slot
         for draw in range(DRAWS):
             if not quiet.any():
                 break
             # Growing changes: a maximum or a ReLU may not notice small ones.
-            after = subject.compared(subject.noisy(sets, here, 2.0**draw))
+            after = subject.compared(subject.noisy(sets, selected, 2.0**draw))
             for old, new in zip(before, after, strict=True):
                 # A critic's output is ``(B,)``, without a dimension to reduce.
                 quiet &= (old == new)[..., None].flatten(1).all(1)
@@ -647,13 +647,13 @@ def _zero(subject: _Subject) -> str:
     sets = subject.sets
     if sets.zeros:
         raise _SkippedError("padding is zeros")
-    here = _indices(sets.padding[0]) == _slots(sets)[:, :1]
+    selected = _indices(sets.padding[0]) == _slots(sets)[:, :1]
 
     def filled(part: Tensor, fraction: float) -> Tensor:
         # No more than the fraction itself: the eps of a LayerNorm does not grow with
         # the features.
         value = fraction * min(subject.magnitude(part), 1.0)
-        return part.masked_fill(like(here, part), value)
+        return part.masked_fill(like(selected, part), value)
 
     near, zero = (
         subject.compared(sets.map(partial(filled, fraction=fraction)))

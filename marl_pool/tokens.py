@@ -115,8 +115,8 @@ def self_first(numbers: Tensor, count: int) -> Tensor:
 
     Row i has ``numbers[i]``, then the others of 0, 1, …, ``count`` - 1 in order.
     """
-    rest = torch.arange(count - 1, device=numbers.device)
-    return torch.cat((numbers[:, None], rest + (rest >= numbers[:, None])), 1)
+    places = torch.arange(count - 1, device=numbers.device)
+    return torch.cat((numbers[:, None], places + (places >= numbers[:, None])), 1)
 
 
 def like(mask: Tensor, tensor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from marl_pool.kernels.functional import Activation
 from marl_pool.networks.set_network import TokenEmbedding, TypeEmbedding
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.paths import user_path
 from marl_pool_studies.image_files import ARCHIVES, Source, fetch, read_cifar, read_idx
 
 Dataset = Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
@@ -68,7 +69,7 @@ def load_images(
             f"data_dir: expected the folder with the files of {dataset}, or with "
             "download=true the one to download them to, got none"
         )
-    folder = Path(data_dir).expanduser()
+    folder = user_path(data_dir)
     if not folder.is_dir() and not download:
         raise InputError(
             f"data_dir: expected a folder with the files of {dataset}, got {data_dir}; "

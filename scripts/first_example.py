@@ -25,7 +25,7 @@ def first_block(page: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernel", choices=("native", "torch"))
-    wanted = parser.parse_args().kernel
+    expected = parser.parse_args().kernel
     start = time.perf_counter()
     names: dict[str, Any] = {}
     exec(first_block((ROOT / "README.md").read_text(encoding="utf-8")), names)
@@ -37,8 +37,8 @@ def main() -> None:
     assert not folder.is_relative_to(ROOT / "marl_pool"), f"the checkout: {folder}"
     kernel = describe_kernels()
     print(f"a vector of {tuple(names['vector'].shape)} after {seconds:.1f} s; {kernel}")
-    if wanted and not kernel.startswith(wanted):
-        raise SystemExit(f"expected {wanted} kernels, got {kernel}")
+    if expected and not kernel.startswith(expected):
+        raise SystemExit(f"expected {expected} kernels, got {kernel}")
 
 
 if __name__ == "__main__":

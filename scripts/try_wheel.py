@@ -22,12 +22,12 @@ from pathlib import Path
 EXAMPLE = Path(__file__).with_name("first_example.py")
 
 
-def required_by(name: str, seen: set[str]) -> Iterator[Distribution]:
+def required_by(name: str, visited: set[str]) -> Iterator[Distribution]:
     """Yield the installed distribution of a name, and all that it requires."""
     key = re.sub(r"[-_.]+", "-", name).lower()
-    if key in seen:
+    if key in visited:
         return
-    seen.add(key)
+    visited.add(key)
     try:
         package = distribution(name)
     except PackageNotFoundError:  # for another platform, or of an extra
@@ -35,7 +35,7 @@ def required_by(name: str, seen: set[str]) -> Iterator[Distribution]:
     yield package
     for requirement in package.requires or ():
         if "extra ==" not in requirement:
-            yield from required_by(re.split(r"[^\w.-]", requirement)[0], seen)
+            yield from required_by(re.split(r"[^\w.-]", requirement)[0], visited)
 
 
 def link(package: Distribution, site: Path) -> None:

@@ -1,6 +1,5 @@
 """Robustness evaluation of policies of any origin, from Python."""
 
-import os
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from marl_pool.options.overrides import plain
 from marl_pool.options.signatures import check_argument
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import InputError, explain_os_errors
+from marl_pool.utils.paths import user_path
 
 SUITE_KEYS = ("perturbations", "transfer")
 """Keys of a suite that is given as a mapping."""
@@ -111,7 +111,7 @@ def evaluate(
             threads=threads,
             env_timeout=env_timeout,
         )
-    folder = None if out is None else Path(os.path.expanduser(out))
+    folder = None if out is None else user_path(out)
     name = title or (folder.name if folder else "")
     options = env_options(env)
     # Transfer environments in a file may not import what the user did not name.

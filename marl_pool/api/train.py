@@ -1,12 +1,12 @@
 """Train a new run by PPO from Python, as ``marl-pool train`` does."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.utils.errors import InputError, StoppedError, explain_missing_modules
+from marl_pool.utils.paths import user_path
 from marl_pool.utils.text import print_line
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def new_run(config: "RunConfig", path: str | Path | None) -> Iterator["Run"]:
 
     validate_ray_for(config)
     callback_classes(config.callbacks)
-    folder = Path(os.path.expanduser(path or default_path(config.plain)))
+    folder = user_path(path or default_path(config.plain))
     validate_new(folder, config.storage)
     is_first = not folder.parent.exists()
     run = Run.create(folder, config.plain, config.verb)

@@ -41,6 +41,7 @@ from marl_pool.options import names
 from marl_pool.options.overrides import Override, parse
 from marl_pool.options.signatures import ANY_OTHER, options_of, show
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.paths import user_path
 
 RESOLVER = re.compile(r"\$\{\s*(?!oc\.select\s*:)[\w.]+\s*:")
 """OmegaConf's ``${function:arguments}``; ``oc.select`` sees the configuration only."""
@@ -381,7 +382,7 @@ def _validate_group(verb: str, key: str) -> None:
 def _folder(config_dir: str | Path | None) -> Path | None:
     if config_dir is None:
         return None
-    folder = Path(config_dir).resolve()
+    folder = user_path(config_dir).resolve()
     if not folder.is_dir():
         raise InputError(f"--config-dir: no such folder: {config_dir}")
     for file in _files(folder):

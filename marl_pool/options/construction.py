@@ -69,8 +69,8 @@ def build(
         # A constructor with ``**options`` may pass on what nothing takes.
         for key in options.keys() - accepted.keys():
             if f"unexpected keyword argument {key!r}" in reason:
-                named = accepted.keys() - {ANY_OTHER, *(context or {})}
-                raise unknown_key(f"{kind}.{key}", named) from error
+                accepted_keys = accepted.keys() - {ANY_OTHER, *(context or {})}
+                raise unknown_key(f"{kind}.{key}", accepted_keys) from error
         raise InputError(
             f"{kind} {name!r}: expected options of other types: {reason}"
         ) from error

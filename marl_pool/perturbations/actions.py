@@ -102,11 +102,11 @@ class ActionPerturbation(SampledPerturbation):
         return executed, {**state, "executed": done}
 
     def _validate_changed(self, changed: object, actions: Tensor) -> None:
-        expected, got = form_of(actions), form_of(changed)
-        if got != expected:
+        expected, actual = form_of(actions), form_of(changed)
+        if actual != expected:
             raise InputError(
                 f"perturbation {type(self).__name__!r}: expected change() to return "
-                f"{expected}, got {got}"
+                f"{expected}, got {actual}"
             )
 
 

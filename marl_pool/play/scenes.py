@@ -115,8 +115,8 @@ class ParticleScene(Scene[ParticleEnv]):
 
     @override
     def places(self, env: ParticleEnv, tokens: Tokens, agent: int) -> list[Any]:
-        seen, group = tokens.at((0, agent)), next(iter(env.groups))
-        return rounded(env.perceived_places(seen, 0, group=group, agent=agent))
+        visible, group = tokens.at((0, agent)), next(iter(env.groups))
+        return rounded(env.perceived_places(visible, 0, group=group, agent=agent))
 
     @override
     def move(self, env: ParticleEnv, entity: int, x: float, y: float) -> None:

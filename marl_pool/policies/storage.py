@@ -6,7 +6,6 @@ agents), ``model.safetensors`` (weights named module/parameter) and, optionally,
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.pretrained import PREFIX, pretrained_path
 from marl_pool.tokens import TokenSpec
 from marl_pool.utils.errors import InputError, one_line
+from marl_pool.utils.paths import user_path
 from marl_pool.version import __version__
 
 FORMAT = 1
@@ -73,7 +73,7 @@ def save_policies(
     Raises:
         InputError: options that are not JSON-ready; no file is replaced.
     """
-    folder = Path(os.path.expanduser(path))
+    folder = user_path(path)
     make_folder(folder)
     modules = {name: policy.to_save() for name, policy in modules.items()}
     config = {
@@ -215,7 +215,7 @@ def _local_folder(path: str | Path) -> Path:
         return fetch_policy(str(path))[0]
     if str(path).startswith(PREFIX):
         return pretrained_path(str(path).removeprefix(PREFIX))
-    return Path(os.path.expanduser(path))
+    return user_path(path)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ Checksums detect later damage (`marl_pool.files.manifest`).
 """
 
 import math
-import os
 import re
 import secrets
 import shutil
@@ -37,6 +36,7 @@ from marl_pool.files.reading import read_json
 from marl_pool.pretrained import PREFIX, pretrained_names
 from marl_pool.runs.metrics import ITERATION, Metrics, free
 from marl_pool.utils.errors import InputError, explain_os_errors
+from marl_pool.utils.paths import user_path
 from marl_pool.utils.text import print_line, quoted
 from marl_pool.version import __version__
 
@@ -168,7 +168,7 @@ class Run:
             InputError: the folder cannot be created, or has files other than leftovers
                 of a run that was killed before it had a configuration.
         """
-        path = Path(os.path.expanduser(path))
+        path = user_path(path)
         if path.is_dir() and files_in(path):
             raise InputError(
                 f"{path}: expected a new or empty folder for the run, got one with "
@@ -189,7 +189,7 @@ class Run:
         Raises:
             InputError: the folder or its ``config.yaml`` is missing or damaged.
         """
-        path = Path(os.path.expanduser(path))
+        path = user_path(path)
         if not path.is_dir():
             hint = ""
             if ":" in path.name or path.suffix == ".py":

@@ -32,6 +32,7 @@ from marl_pool.options.signatures import (
 )
 from marl_pool.runs.run import CONFIG, TRAIN, Run
 from marl_pool.utils.errors import InputError, explain_os_errors
+from marl_pool.utils.paths import user_path
 from marl_pool.version import __version__
 
 if TYPE_CHECKING:
@@ -111,16 +112,17 @@ class Sweep:
         verb: Studied = TRAIN,
         space: Space | None = None,
     ) -> None:
-        self.path, self.grid, self.overrides = Path(path), grid, list(overrides)
+        self.path, self.grid = user_path(path), grid
+        self.overrides = list(overrides)
         self.space = space
-        self.config_dir = config_dir and str(Path(config_dir).resolve())
+        self.config_dir = config_dir and str(user_path(config_dir).resolve())
         self.verb = verb
         self.mirror: Mirror | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> "Sweep":
         """Read ``sweep.yaml``; raise `InputError` if it is missing or broken."""
-        file = Path(path) / CONTENT
+        file = user_path(path) / CONTENT
         try:
             content = read_complete_yaml(file, last=VERSION)
         except FileNotFoundError as error:
@@ -134,7 +136,7 @@ class Sweep:
     @staticmethod
     def is_at(path: str | Path) -> bool:
         """Return True if the folder belongs to a sweep."""
-        return (Path(path) / CONTENT).is_file()
+        return (user_path(path) / CONTENT).is_file()
 
     def write(self) -> None:
         """Write ``sweep.yaml``."""
@@ -239,7 +241,7 @@ def read_table(path: str | Path) -> list[dict[str, Any]]:
     Raises:
         InputError: there is no such file.
     """
-    path = Path(path)
+    path = user_path(path)
     file = path / TABLE if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"{file}: no such table")

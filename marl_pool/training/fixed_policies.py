@@ -1,6 +1,5 @@
 """Saved or scripted policies of groups that do not learn, and initial policies."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from marl_pool.pretrained import PREFIX, pretrained_names, pretrained_path
 from marl_pool.runs.run import CONFIG as RUN_CONFIG
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.paths import user_path
 
 Fixed = dict[str, str | SpecifiedPolicy]
 """Fixed group → name of a scripted policy, or a frozen policy."""
@@ -93,7 +93,7 @@ def load_saved(
     Raises:
         InputError: no such folder, or no policy for this group in it.
     """
-    folder: str | Path = source if is_hub(source) else os.path.expanduser(source)
+    folder: str | Path = source if is_hub(source) else user_path(source)
     if source.startswith(PREFIX):
         folder = pretrained_path(source.removeprefix(PREFIX))
     elif Path(folder, RUN_CONFIG).is_file():

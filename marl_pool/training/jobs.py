@@ -16,6 +16,7 @@ from marl_pool.training.settings import EvolveConfig, RunConfig, TrainConfig
 from marl_pool.training.supervised.results import FILE
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.utils.errors import InputError, validate_module
+from marl_pool.utils.paths import user_path
 
 AnyConfig = TypeVar("AnyConfig", bound=RunConfig)
 Row = Mapping[str, Any]
@@ -268,7 +269,7 @@ def _absolute(source: Any) -> Any:
 
     if is_scripted(source) or source in TEACHERS:
         return source
-    return os.path.abspath(os.path.expanduser(source))
+    return os.path.abspath(user_path(source))
 
 
 def flat_options(

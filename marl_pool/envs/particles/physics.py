@@ -431,8 +431,8 @@ class ParticleEnv(BatchedEnv):
         order = (order + self.num_movable) % count
         # The kind of the observer need not have a type, if it has one member.
         still_first = (*range(self.num_movable, count), *range(self.num_movable))
-        seen = (self.entities[i].kind for i in still_first if i != places.start)
-        types = [SELF_TYPE, *map(type_names.index, seen)]
+        others = (self.entities[i].kind for i in still_first if i != places.start)
+        types = [SELF_TYPE, *map(type_names.index, others)]
         return order, torch.tensor(types, device=self.device)
 
     def token_entities(self, group: str) -> Tensor:

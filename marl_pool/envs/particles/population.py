@@ -256,7 +256,7 @@ def _read_rules(
     max_steps: int,
 ) -> list[AnyRule]:
     """Check rules and name their types."""
-    named = []
+    typed = []
     for number, fields in enumerate(rules):
         where = f"{key}[{number}]"
         rule = form(**check_settings(form, fields, where))
@@ -281,8 +281,8 @@ def _read_rules(
                 f"{where}.type: expected {others}, since the task fixes the number of "
                 f"type {kind!r}, got {show(rule.type)}"
             )
-        named.append(replace(rule, type=kind))
-    return named
+        typed.append(replace(rule, type=kind))
+    return typed
 
 
 def _leavers(

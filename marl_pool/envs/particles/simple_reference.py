@@ -86,8 +86,8 @@ class SimpleReference(SpeakingEnv):
     def mark(self, group: str, features: Tensor) -> None:
         marks = features[..., MOTION:]
         marks[:, :, 0, : self.num_landmarks] = self._identities[self.goal]
-        named = slice(1, 1 + self.num_landmarks)
-        marks[:, :, named, : self.num_landmarks] = self._identities
+        landmarks = slice(1, 1 + self.num_landmarks)
+        marks[:, :, landmarks, : self.num_landmarks] = self._identities
         # The other agent's token is the last.
         marks[:, :, -1, self.num_landmarks :] = self.words.flip(1)
 

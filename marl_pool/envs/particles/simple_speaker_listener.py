@@ -88,8 +88,8 @@ class SimpleSpeakerListener(SpeakingEnv):
             return
         # The speaker's token is the second, and the landmarks follow.
         marks[:, :, 1, self.num_landmarks :] = self.words
-        named = slice(2, 2 + self.num_landmarks)
-        marks[:, :, named, : self.num_landmarks] = self._identities
+        landmarks = slice(2, 2 + self.num_landmarks)
+        marks[:, :, landmarks, : self.num_landmarks] = self._identities
 
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:

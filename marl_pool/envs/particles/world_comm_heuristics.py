@@ -25,9 +25,9 @@ class WorldHeuristic(ForceHeuristic):
     def visible(self, tokens: Tokens, *names: str) -> Tensor:
         """Return which tokens of these types are in sight, ``(*B, N)`` bool."""
         # Agents that a forest hides are all zero.
-        shown = ~tokens.padding & (tokens.features[..., :2] != 0).any(-1)
+        in_sight = ~tokens.padding & (tokens.features[..., :2] != 0).any(-1)
         is_type = [tokens.types == self.types[name] for name in names]
-        return shown & torch.stack(is_type).any(0)
+        return in_sight & torch.stack(is_type).any(0)
 
 
 class HunterHeuristic(WorldHeuristic):

@@ -40,6 +40,7 @@ from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Task
 from marl_pool.utils.devices import checked_device
 from marl_pool.utils.errors import InputError, one_line
+from marl_pool.utils.paths import user_path
 
 PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
 BATCHES = 2
@@ -331,4 +332,4 @@ def _network_file(run: Run, fold: int) -> Path:
 
 def _data_folder(config: FitConfig, run: Path) -> Path:
     data_dir = config.data_dir
-    return run / DATA if data_dir is None else Path(data_dir).expanduser()
+    return run / DATA if data_dir is None else user_path(data_dir)

@@ -339,13 +339,15 @@ def test_a_module_without_rows_hides_no_extreme_divergence(
 
 def test_without_a_finished_episode_the_newest_checkpoint_is_the_best():
     method: Any = object.__new__(PPOMethod)
-    unknown, known = (SimpleNamespace(score=score) for score in (-math.inf, -9.0))
+    without_score, with_score = (
+        SimpleNamespace(score=score) for score in (-math.inf, -9.0)
+    )
     for best, score, is_better in [
         (None, -math.inf, True),
-        (unknown, -math.inf, True),
-        (unknown, -9.0, True),
-        (known, -math.inf, False),
-        (known, -9.0, False),
+        (without_score, -math.inf, True),
+        (without_score, -9.0, True),
+        (with_score, -math.inf, False),
+        (with_score, -9.0, False),
     ]:
         method.run = SimpleNamespace(best=best)
         assert method.accept(score) == is_better
