@@ -4,8 +4,9 @@
 
 The table has a row for each pooling head and baseline, and a column for each number of
 neighbours or each aggregation. A cell is the mean ± standard deviation of the test loss
-over the *folds* of one data set, not over seeds; published numbers of the same size
-follow a slash. The picture is Figure 4, against the share of signal k / N.
+over the *folds* of one data set, not over seeds, and R² of the mean in parentheses;
+published numbers of the same size follow a slash. The picture is Figure 4, against the
+share of signal k / N.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,9 @@ from marl_pool.utils.errors import InputError
 METHODS = {"max": "MaxPool", "avg": "AvgPool", "cls": "ClsToken", "ada": "AdaPool"}
 COLORS = {"MaxPool": "C1", "AvgPool": "C2", "ClsToken": "C3", "AdaPool": "C0"}
 CORNER = "AdaPool, query [0]"
-BASELINES = {"centroid": "--", "target": ":"}
+CONSTANT = "constant"
+"""Baseline of which a loss is the share 1 - R²."""
+BASELINES = {"centroid": "--", "target": ":", CONSTANT: "-."}
 
 Size = tuple[int, int, int, int]
 """N, d, width of the network, layers."""
@@ -97,16 +100,18 @@ AGGREGATION = {
 
 
 class Cell(NamedTuple):
-    """Cell of a table: mean, spread over folds, and the published mean."""
+    """Cell of a table: mean, spread over folds, R² and the published mean."""
 
     mean: float
-    sd: float | None
-    published: float | None
+    sd: float | None = None
+    r2: float | None = None
+    published: float | None = None
 
     def __str__(self) -> str:
         spread = "" if self.sd is None else f" ± {self.sd:.4f}"
+        r2 = "" if self.r2 is None else f" ({self.r2:.2f})"
         published = "" if self.published is None else f" / {self.published:g}"
-        return f"{self.mean:.4f}{spread}{published}"
+        return f"{self.mean:.4f}{spread}{r2}{published}"
 
 
 Column = int | str
@@ -129,14 +134,16 @@ def tabulate(trials: list[dict[str, Any]]) -> Table:
                 f"expected one run for each cell, got several for {name} at {column}"
             )
         metric, spread = trial["metric"], trial["sd_over_folds"]
+        mean, constant = trial["mean"][metric], trial["baselines"].get(CONSTANT)
         table.setdefault(name, {})[column] = Cell(
-            trial["mean"][metric],
-            None if spread is None else spread[metric],
-            published.get(name, {}).get(column),
+            mean,
+            sd=None if spread is None else spread[metric],
+            r2=None if constant is None else 1 - mean / constant,
+            published=published.get(name, {}).get(column),
         )
         for baseline, value in trial["baselines"].items():
             table.setdefault(baseline, {})[column] = Cell(
-                value, None, published.get(baseline, {}).get(column)
+                value, published=published.get(baseline, {}).get(column)
             )
     rows = [*METHODS.values(), CORNER, *BASELINES]
     order = {name: place for place, name in enumerate(rows)}
@@ -225,7 +232,9 @@ def main() -> None:
         f"N = {task['num_vectors']}, d = {task['dim']}, scale={trials[0]['scale']}, "
         + (f"mean ± sd over {folds} folds" if folds > 1 else "one fold")
     )
-    print(f"{title}; published numbers behind a slash{caveat(table)}\n")
+    has_r2 = any(cell.r2 is not None for row in table.values() for cell in row.values())
+    r2 = " (R²)" if has_r2 else ""
+    print(f"{title}{r2}; published numbers behind a slash{caveat(table)}\n")
     print(markdown(table))
     if arguments.out:
         draw(table, task["num_vectors"], title, arguments.out)

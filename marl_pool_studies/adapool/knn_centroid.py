@@ -1,6 +1,7 @@
 """KNN-centroid: predict the mean of a point's nearest neighbours."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,8 @@ from marl_pool_studies.adapool.knn_data import Sets, Target, sample_choices, tar
 TYPES = ("target", "other")
 PREVIEW = 8192
 """Sets to sample for the estimate of a run's cost."""
+CONSTANT = 8192
+"""Training sets that determine the constant prediction, at most."""
 
 
 class SetRegression(nn.Module):
@@ -189,15 +192,24 @@ class KnnCentroid(Task):
         return LossAndMetrics(errors.mean(), {self.metric: errors.detach()})
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
-        """Score the predictions "mean of all vectors" and "the target point"."""
+        """Score "mean of all vectors", "the target point" and "a constant".
+
+        The constant is the mean of the training sets' right answers, so that a loss as
+        a share of it is 1 - R².
+        """
         features, types = batch["features"], batch["types"]
-        naive = {"centroid": features.mean(1)}
+        naive = {"centroid": features.mean(1), "constant": self._constant}
         if self.target == "nearest":
             naive["target"] = features[types == SELF_TYPE]
         return {
             name: squared_error(predicted, batch["target"])
             for name, predicted in naive.items()
         }
+
+    @cached_property
+    def _constant(self) -> Tensor:
+        rows = torch.arange(min(self.num_train, CONSTANT))
+        return self.batch("train", rows)["target"].mean(0)
 
 
 def squared_error(predicted: Tensor, target: Tensor) -> Tensor:

@@ -197,6 +197,16 @@ def test_baselines_are_table_3s(tmp_path: Path) -> None:
         assert errors["target"].mean() == pytest.approx(published[1], abs=0.004)
 
 
+def test_the_constant_has_the_variance_of_the_right_answers(tmp_path: Path) -> None:
+    knn_task = task(num_samples=4001, num_test=2000, k=4)
+    knn_task.prepare(tmp_path)
+    batch = knn_task.batch("test", torch.arange(2000))
+    variance = float(batch["target"].var(0).mean())
+    assert float(knn_task.baselines(batch)["constant"].mean()) == pytest.approx(
+        variance, rel=0.01
+    )
+
+
 # Files of sets
 
 
@@ -375,7 +385,7 @@ def test_a_target_of_the_whole_set_marks_no_vector() -> None:
     batch = knn_task.batch("train", torch.arange(5))
     assert (batch["types"] == 1).all()
     assert knn_task.make_network(0).network.pooling.query == "mean"
-    assert set(knn_task.baselines(batch)) == {"centroid"}
+    assert set(knn_task.baselines(batch)) == {"centroid", "constant"}
     assert task(pooling={"name": "ada"}).make_network(0).network.pooling.query == "self"
 
 

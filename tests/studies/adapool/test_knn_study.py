@@ -17,6 +17,7 @@ def write(sweep: Path, number: int, pooling: dict[str, Any], **options: Any) -> 
     task = {"name": "knn_centroid", "num_vectors": 32, "dim": 16, "target": "nearest"}
     mean = options.pop("mean")
     folds = options.pop("folds", 3)
+    has_constant = options.pop("has_constant", False)
     results = {
         "task": {**task, **options},
         "encoder": {"name": "transformer", "dim": 16, "num_layers": 12},
@@ -26,7 +27,9 @@ def write(sweep: Path, number: int, pooling: dict[str, Any], **options: Any) -> 
         "folds": [{}] * folds,
         "mean": {"mse": mean},
         "sd_over_folds": {"mse": 0.0012} if folds > 1 else None,
-        "baselines": {"centroid": 0.08},
+        "baselines": {"centroid": 0.08, "constant": 0.2}
+        if has_constant
+        else {"centroid": 0.08},
     }
     folder = sweep / "trials" / str(number)
     folder.mkdir(parents=True)
@@ -61,6 +64,17 @@ def test_table_and_picture(run: Run, tmp_path: Path) -> None:
         "| centroid | 0.0800 | 0.0800 |",
     ]
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_r2_is_relative_to_a_constant(run: Run, tmp_path: Path) -> None:
+    write(tmp_path, 0, {"name": "max"}, k=1, mean=0.05, has_constant=True)
+    title, _, _, _, *rows = run(tmp_path).splitlines()
+    assert title.startswith("N = 32, d = 16, scale=cpu, mean ± sd over 3 folds (R²);")
+    assert rows == [
+        "| MaxPool | 0.0500 ± 0.0012 (0.75) / 0.022 |",
+        "| centroid | 0.0800 |",
+        "| constant | 0.2000 |",
+    ]
 
 
 @pytest.mark.parametrize(
