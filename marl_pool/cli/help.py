@@ -75,9 +75,9 @@ examples:
     "resume": """resume a stopped run or sweep
 Training continues from the newest checkpoint, a sweep with its unfinished trials.
 Only run control may be changed: total_steps, total_generations or total_batches,
-time_limit, env_timeout, storage, callbacks, checkpoint.*, resources.*; threads, device
-and data_dir of a fit; and sweep.* of a sweep. A URL is fetched to runs/ or sweeps/, and
-mirrored again.
+time_limit, env_timeout, env.workers, storage, callbacks, checkpoint.*, resources.*;
+threads, device and data_dir of a fit; and sweep.* of a sweep. A URL is fetched to runs/
+or sweeps/, and mirrored again.
 
 examples:
   marl-pool resume runs/my-run
