@@ -502,16 +502,17 @@ class Rollout:
         }
         # A perturbation may change what is executed; policies and trajectories keep
         # the actions that were chosen.
-        states = self.perturbation_states
+        executed, states = dict(actions), self.perturbation_states
         for name, perturbation in self._perturbations.items():
-            space = self.env.groups[name].action_space
-            actions[name], states[name] = perturbation.act(
-                actions[name], states[name], space, self.tokens[name]
+            space, tokens = self.env.groups[name].action_space, self.tokens[name]
+            actions[name] = perturbation.select(actions[name], states[name], tokens)
+            executed[name], states[name] = perturbation.disturb(
+                actions[name], states[name], space
             )
         with env_call(self.env, "a step"):
-            step = checked_step(self.env, actions)
+            step = checked_step(self.env, executed)
         transition = Transition(
-            self.env, self.tokens, self.states, decisions, step, actions
+            self.env, self.tokens, self.states, decisions, step, actions, executed
         )
         # Carry the policies' states over, except to newborn agents; agents whose turn
         # it was not keep theirs.

@@ -25,8 +25,11 @@ class Transition(NamedTuple):
     """Decisions of the policies, with the next states."""
     step: Step
     """Rewards and ends of episodes."""
+    actions: dict[str, Tensor]
+    """Actions of the policies in units of the action space; a token that was selected
+    has its place in the environment's observation."""
     executed: dict[str, Tensor]
-    """Actions that the environments took, perturbed, in units of the action space."""
+    """Actions that the environments took: ``actions``, perturbed."""
 
 
 class Trajectory(NamedTuple):

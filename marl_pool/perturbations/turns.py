@@ -121,10 +121,25 @@ class EveryStep:
         perceived: Tokens,
     ) -> tuple[Tensor, PerturbationState]:
         """Perturb actions, chosen from ``perceived``; see `Perturbation.act`."""
-        if self.selection is not None:
-            origin = self.origin(perceived, state, self.selection.spec.num_tokens)
-            actions = self.selection.execute(actions, origin, perceived)
-        return self._act(actions, state, space)
+        return self.disturb(self.select(actions, state, perceived), state, space)
+
+    def select(
+        self, actions: Tensor, state: PerturbationState, perceived: Tokens
+    ) -> Tensor:
+        """Return the environment's options for actions chosen from ``perceived``.
+
+        Only agents that select tokens have others; see `SelectedTokens.execute`.
+        """
+        if self.selection is None:
+            return actions
+        origin = self.origin(perceived, state, self.selection.spec.num_tokens)
+        return self.selection.execute(actions, origin, perceived)
+
+    def disturb(
+        self, actions: Tensor, state: PerturbationState, space: ActionSpace
+    ) -> tuple[Tensor, PerturbationState]:
+        """Perturb actions from `select`; see `Perturbation.act`."""
+        return self.perturbation.act(actions, state, space)
 
     def origin(
         self, perturbed: Tokens, state: PerturbationState, num_tokens: int
@@ -147,11 +162,6 @@ class EveryStep:
     ) -> tuple[Tokens, PerturbationState]:
         perturbed, after = _perceive(self.perturbation, tokens, state)
         return perturbed, after if where is None else choose(where, after, state)
-
-    def _act(
-        self, actions: Tensor, state: PerturbationState, space: ActionSpace
-    ) -> tuple[Tensor, PerturbationState]:
-        return self.perturbation.act(actions, state, space)
 
 
 class OwnTurns(EveryStep):
@@ -198,7 +208,7 @@ class OwnTurns(EveryStep):
         return perturbed.map(lambda part: _of_each_agent(part, count)), state
 
     @override
-    def _act(
+    def disturb(
         self, actions: Tensor, state: PerturbationState, space: ActionSpace
     ) -> tuple[Tensor, PerturbationState]:
         acting = self.acting()

@@ -235,10 +235,8 @@ class LiveEpisode:
         self.steps += 1
         for name, rewards in transition.step.rewards.items():
             self.returns[name] += rewards[0]
-            decided = transition.decisions[name].action[0]
-            action = self.rollout.policies[name].scale(decided)
             clipped = self.env.groups[name].actions.clip(transition.executed[name][0])
-            self.actions[name] = self._received(action)
+            self.actions[name] = self._received(transition.actions[name][0])
             self.executed[name] = self._received(clipped)
         if transition.step.terminated[0]:
             self.over = "terminated"

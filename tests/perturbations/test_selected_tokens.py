@@ -64,6 +64,7 @@ def test_a_shuffle_changes_no_selection(name: str, every: int | None) -> None:
     chose_otherwise = False
     for before, after in zip(plain, shuffled, strict=True):
         assert torch.equal(before.executed["agent"], after.executed["agent"])
+        assert torch.equal(after.actions["agent"], after.executed["agent"])
         actions = [step.decisions["agent"].action for step in (before, after)]
         chose_otherwise |= not torch.equal(*actions)
     # The slots are others, the entities are not.
@@ -128,6 +129,7 @@ def test_a_distractor_that_is_selected_is_the_fixed_option() -> None:
     rollout = Rollout(env, {"agent": Last()}, perturbation=perturbation)
     for step in rollout.transitions():
         assert (step.decisions["agent"].action == 11).all()
+        assert (step.actions["agent"] == 0).all()
         assert (step.executed["agent"] == 0).all()
 
 

@@ -3,11 +3,14 @@ import torch
 
 from helpers.played import pretrained_target, tell, token_target
 from helpers.tables import yaml_cases
+from marl_pool.envs.description import describe_env
 from marl_pool.evaluation.cases import play
+from marl_pool.evaluation.load import target_from_policies
 from marl_pool.play.episodes import resized
 from marl_pool.play.messages import parse_message
 from marl_pool.play.scenes import rounded
 from marl_pool.play.session import Session
+from marl_pool.policies import make_policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.utils.errors import InputError
 
@@ -39,6 +42,28 @@ def test_a_shuffle_changes_no_action_of_an_invariant_head_and_others_by_position
     assert parted_steps(session) == [None, 3]
     entities = session.frame()["lanes"][0]["episode"]["tokens"]["entity"]
     assert entities != sorted(entities)
+
+
+@pytest.mark.parametrize("name", ["shuffle", "action_noise"])
+def test_selected_tokens_are_compared_as_those_of_the_environment(name):
+    env = {"name": "lbforaging", "choices": "food", "max_steps": 12}
+    (group,) = describe_env(env).groups.values()
+    policy = make_policy(
+        group.tokens, group.action_space, action="select", init_std=0.5, seed=0
+    )
+    session = Session({"a": target_from_policies(policy, env)})
+    tell(session, do="severity", name=name, value=1.0)
+    moments = []
+    while not session.over:
+        session.step()
+        moments.append(session.frame()["lanes"][0])
+    is_same = name == "shuffle"
+    assert (session.lanes[0].parted is None) == is_same
+    assert all(moment["episode"]["executed"] is None for moment in moments) == is_same
+    if is_same:
+        actions = [moment["episode"]["action"] for moment in moments]
+        assert actions == [moment["twin"]["action"] for moment in moments]
+        assert any(actions)
 
 
 def test_the_twin_plays_the_episode_of_an_evaluation():

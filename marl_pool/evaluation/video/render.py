@@ -225,13 +225,17 @@ def _perceive(
 
 def _action_change(rollout: Rollout, transition: Transition, group: str) -> str:
     """Describe how the first agent's action was changed; empty if it was not."""
-    action = rollout.policies[group].scale(transition.decisions[group].action)[0, 0]
-    executed = transition.executed[group][0, 0]
-    if executed.equal(action):
-        return ""
+    env = rollout.env
+    # Compare what the environment makes of them: perturbations clip all actions.
+    action, executed = (
+        env.groups[group].actions.clip(actions[group][0, 0])
+        for actions in (transition.actions, transition.executed)
+    )
     if not executed.is_floating_point():
-        return f"action {executed.tolist()} for {action.tolist()}"
-    return f"action off by {float((executed - action).norm()):.2f}"
+        is_same = executed.equal(action)
+        return "" if is_same else f"action {executed.tolist()} for {action.tolist()}"
+    distance = float((executed.to(env.dtype) - action.to(env.dtype)).norm())
+    return f"action off by {distance:.2f}" if distance else ""
 
 
 def _selected(rollout: Rollout, transition: Transition, group: str) -> int | None:

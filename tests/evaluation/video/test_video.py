@@ -192,13 +192,29 @@ def test_text_is_written_below() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("action_noise", "action off by "), ("drop_actions", "action ")]
+    ("name", "options"), [("action_noise", {}), ("drop_actions", {"instead": "zero"})]
 )
-def test_changed_actions_are_written_below(name: str, text: str, captions: Any) -> None:
-    frames(make_perturbation(name, severity=1.0, onset=2, end=4))
-    changed = [text in line for _, _, line in captions]
+def test_changed_actions_are_written_below(name, options, captions) -> None:
+    frames(make_perturbation(name, severity=1.0, onset=2, end=4, **options))
+    changed = ["action off by " in line for _, _, line in captions]
     # The last frame shows the final state, which no action follows.
     assert changed == [2 <= step < 4 for step in range(STEPS)] + [False]
+
+
+def test_an_action_that_is_only_clipped_is_not_called_changed(captions: Any) -> None:
+    policy = policy_for(centroid())
+    with torch.no_grad():
+        for parameter in policy.action_head.parameters():  # type: ignore[union-attr]
+            parameter.mul_(20.0)
+    # Far too rare to happen, but every action passes through it.
+    drop = make_perturbation("drop_actions", severity=1e-12)
+    played, drawn = (
+        Rollout(centroid(), {"agent": policy}, perturbation=drop) for _ in range(2)
+    )
+    pairs = [(s.actions["agent"], s.executed["agent"]) for s in played.transitions()]
+    assert not all(action.equal(executed) for action, executed in pairs)
+    list(episode_frames(drawn, size=96))
+    assert not any("action" in line for _, _, line in captions)
 
 
 def test_the_return_so_far_is_that_of_the_steps_before(captions: Any) -> None:
@@ -238,6 +254,8 @@ def test_the_selected_token_is_marked(captions: Any, shuffled: bool) -> None:
         env = first_env(transition.env)
     assert {True, False} == set(selects)
     assert ["selects food" in line for _, _, line in captions] == [*selects, False]
+    # The same token at another place is the same choice.
+    assert not any("action" in line for _, _, line in captions)
 
 
 @pytest.mark.parametrize("size", [64, 65, 301])
