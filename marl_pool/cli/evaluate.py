@@ -188,17 +188,17 @@ def render(arguments: Namespace, overrides: list[str]) -> int:
     if len(arguments.run) < 2:
         return reader.process_single(render_one)
     from marl_pool.evaluation.standalone import new_results
-    from marl_pool.evaluation.video.render import load_target, render_side_by_side
+    from marl_pool.evaluation.video import render as video
     from marl_pool.runs.run import VIDEOS
 
     targets: dict[str, EvaluationTarget] = {}
     with new_results(arguments.out, VIDEOS) as folder:
         for path in arguments.run:
-            name = _unused_name(Path(path).name, targets)
             with reader.opened(path) as (run, options):
-                targets[name] = load_target(run, reader.settings, **options)
-        video = render_side_by_side(folder, targets, reader.settings, perturbation)
-    print_paths([video])
+                name = _unused_name(video.shown_name(run), targets)
+                targets[name] = video.load_target(run, reader.settings, **options)
+        file = video.render_side_by_side(folder, targets, reader.settings, perturbation)
+    print_paths([file])
     return 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_pool.files.atomic import discard
-from marl_pool.files.hub import is_hub
+from marl_pool.files.hub import HubFolder, is_hub
 from marl_pool.pretrained import CONFIG as POLICY_CONFIG
 from marl_pool.pretrained import PREFIX, pretrained_path
 from marl_pool.runs.metrics import free
@@ -83,27 +83,32 @@ def find_standalone(
                 f"pretrained: expected null where a folder is given, got "
                 f"{pretrained!r} and {path}"
             )
-        folder = pretrained_path(pretrained)
-        name, source = pretrained, f"{PREFIX}{pretrained}"
+        folder, source = pretrained_path(pretrained), f"{PREFIX}{pretrained}"
     elif path is None:
         return None
     elif is_hub(path):
         from marl_pool.policies.storage import fetch_policy
 
         folder, place = fetch_policy(path)
-        name, source = place.name, str(place)
+        source = str(place)
     else:
         # A run's folder is evaluated as a run.
         folder = Path(path)
         if (folder / CONFIG).exists() or not (folder / POLICY_CONFIG).is_file():
             return None
-        # The policy of a run is named after the run.
-        absolute = folder.absolute()
-        base = absolute.parent if absolute.name == POLICY else absolute
-        name, source = base.name, str(absolute)
+        source = str(folder.absolute())
     from marl_pool.policies.storage import load_env_config  # imports torch
 
-    return StandalonePolicy(name, folder, source, load_env_config(folder))
+    return StandalonePolicy(name_of(source), folder, source, load_env_config(folder))
+
+
+def name_of(source: str) -> str:
+    """Return the name of the policy with this `StandalonePolicy.source`."""
+    if is_hub(source):
+        return HubFolder.parse(source).name
+    path = Path(source.removeprefix(PREFIX))
+    # The policy of a run is named after the run.
+    return (path.parent if path.name == POLICY else path).name
 
 
 @contextmanager

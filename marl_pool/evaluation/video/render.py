@@ -19,6 +19,7 @@ from marl_pool.evaluation.computing import computing
 from marl_pool.evaluation.load import target_from_run
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.settings import RenderSettings
+from marl_pool.evaluation.standalone import name_of
 from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.evaluation.video.frames import (
     Caption,
@@ -28,11 +29,9 @@ from marl_pool.evaluation.video.frames import (
     write_frames,
 )
 from marl_pool.files.atomic import beside_of, make_folder
-from marl_pool.files.hub import HubFolder, is_hub
 from marl_pool.options.types import Options
 from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies.base import Policy, State, head_name
-from marl_pool.pretrained import PREFIX
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import SELF_TYPE, Tokens, identity_origin
 from marl_pool.trajectory import Transition
@@ -280,14 +279,16 @@ def render_run(
     """
     target = load_target(run, settings, env=env, plugins=plugins)
     place = run.make_videos_dir() / f"{video_name(perturbation)}.{settings.format}"
-    # A run that was created to hold a policy goes by the policy's name.
-    source = str(run.config.get("policy_from") or "").removeprefix(PREFIX)
-    hub_name = HubFolder.parse(source).name if is_hub(source) else ""
-    name = hub_name or Path(source).name or run.name
+    targets = {shown_name(run): target}
     with beside_of(place) as folder:
         folder.mkdir(0o700)
-        write_video(folder / place.name, {name: target}, settings, perturbation)
+        write_video(folder / place.name, targets, settings, perturbation)
         return run.add_video(folder / place.name)
+
+
+def shown_name(run: "Run") -> str:
+    """Return a run's name or, if it was created to hold a policy, the policy's."""
+    return name_of(str(run.config.get("policy_from") or "")) or run.name
 
 
 def render_side_by_side(

@@ -88,6 +88,21 @@ def test_several_runs_are_columns(run, tmp_path, refused, capsys):
     assert not list(run.path.glob("videos/*"))
 
 
+def test_columns_are_named_by_run_and_not_by_what_was_typed(run, tmp_path, monkeypatch):
+    make_run(tmp_path / "other")
+    shown = []
+
+    def note(folder: Path, targets: dict[str, Any], *_: Any) -> Path:
+        shown.extend(targets)
+        return folder
+
+    monkeypatch.setattr("marl_pool.evaluation.video.render.render_side_by_side", note)
+    monkeypatch.chdir(run.path)
+    paths = [".", "../other", "policy", "../other/policy/"]
+    assert main(["render", *paths, "env=simple_centroid", "--out", "film"]) == 0
+    assert shown == [run.name, "other", f"{run.name} (2)", "other (2)"]
+
+
 def test_one_run_may_be_several_columns(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "thrice"
     paths = 3 * [str(run.path)]
