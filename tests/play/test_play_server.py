@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import sys
+from types import SimpleNamespace
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -15,7 +16,7 @@ from websockets.sync.client import connect
 from helpers.played import served, token_target
 from helpers.tables import yaml_cases
 from marl_pool.play.messages import MAX_BYTES
-from marl_pool.play.server import MESSAGES, LiveServer, play
+from marl_pool.play.server import MESSAGES, LiveServer, Viewer, play
 from marl_pool.play.session import Session
 from marl_pool.utils.errors import InputError
 
@@ -174,6 +175,23 @@ def test_a_slow_environment_says_so(server, monkeypatch):
     assert not slow()
     monkeypatch.setattr("marl_pool.play.server.SLOW", 1e9)
     assert slow()
+
+
+def test_an_environment_that_waits_for_its_simulator_is_slow(monkeypatch):
+    session = Session({"a": token_target(CENTROID)})
+    now, frames = itertools.count(), []
+    clocks = SimpleNamespace(monotonic=lambda: next(now), process_time=lambda: 0.001)
+    monkeypatch.setattr("marl_pool.play.server.time", clocks)
+
+    async def send(text):
+        frames.append(json.loads(text))
+
+    viewer = Viewer(SimpleNamespace(send=send), session)
+    viewer.touched.set()
+    asyncio.run(viewer._send_frame())
+    (frame,) = frames
+    assert frame["slow"]
+    assert frame["milliseconds"] == 0
 
 
 def test_only_a_few_pages_at_a_time(server, monkeypatch):
