@@ -223,6 +223,11 @@ def play(arguments: Namespace, overrides: list[str]) -> int:
     # A device would only add its latency to single environments.
     if settings.device != "cpu":
         raise InputError(f"device: expected cpu, got {settings.device}")
+    if settings.stochastic and arguments.export is not None:
+        raise InputError(
+            "stochastic: expected false with --export, since exported pages take the "
+            "most likely action, got true"
+        )
     targets = _load(reader)
     from marl_pool.evaluation.computing import computing
 

@@ -26,6 +26,7 @@ from marl_pool.networks.embedding import TokenEmbedding
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.options.signatures import options_of
 from marl_pool.play.episodes import LiveEpisode
+from marl_pool.play.messages import MAX_SEED
 from marl_pool.play.session import Session
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.sensory import Sensory
@@ -67,10 +68,12 @@ def export(targets: Mapping[str, EvaluationTarget], path: Path, seed: int = 0) -
 
     Raises:
         InputError: the file exists, or the page's JavaScript does not have the
-            environment or a policy.
+            environment, a policy or the seed.
     """
     if path.exists():
         raise InputError(f"--export: expected a new file, got {path}, which exists")
+    if seed > MAX_SEED:
+        raise InputError(f"--export: expected a seed <= {MAX_SEED:,}, got {seed:,}")
     session = Session(targets, seed)
     env = session.lanes[0].episode.env
     world = describe_world(env)

@@ -20,6 +20,9 @@ MAX_BYTES = 1024
 MAX_SPEED = 240.0
 """Maximum steps per second that a page may request."""
 
+MAX_SEED = (1 << 53) - 1
+"""Maximum seed, since numbers of JavaScript have 53 bits."""
+
 
 def _known_part(name: str) -> str:
     if name == HAND or name not in ORDER:
@@ -61,7 +64,7 @@ class SeedMessage(Message):
     """Play the first episode of another seed."""
 
     do: Literal["seed"]
-    value: Annotated[int, Field(ge=0, lt=1 << 53)]
+    value: Annotated[int, Field(ge=0, le=MAX_SEED)]
 
 
 class SeverityMessage(Message):
