@@ -151,7 +151,7 @@ class RenderSettings(EpisodeSettings):
     """File format; OpenCV writes webm (VP8, the fastest) and mp4 (VP9), and Pillow gif
     and webp, both from the extra plots."""
     fps: Repeats = 20
-    """Frames per second."""
+    """Frames per second; a GIF's last a multiple of 10 ms, at least 20."""
 
 
 @dataclass(frozen=True)

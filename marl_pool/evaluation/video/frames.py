@@ -147,7 +147,8 @@ def write_frames(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
     Args:
         path: path of the file; without frames it is not written.
         frames: ``(height, width, 3)`` uint8 RGB, all of one size.
-        fps: frames per second; GIFs round their duration to 10 ms.
+        fps: frames per second. The frames of a GIF last a multiple of 10 ms, at least
+            20, below which browsers show them for 100.
 
     Raises:
         InputError: OpenCV without the codec.
@@ -163,9 +164,12 @@ def write_frames(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
             return
         from PIL import Image
 
-        # Milliseconds of a frame, endless repetition, and the compression of WebP.
-        options: dict[str, Any] = {"duration": round(1000 / fps), "loop": 0}
-        options |= {"quality": QUALITY, "method": 4}
+        # Milliseconds of a frame, which Pillow would cut to a multiple of 10 for GIFs.
+        is_gif = path.suffix == ".gif"
+        duration = max(20, 10 * round(100 / fps)) if is_gif else round(1000 / fps)
+        # Endless repetition, and the compression of WebP.
+        options: dict[str, Any] = {"loop": 0, "quality": QUALITY, "method": 4}
+        options["duration"] = duration
         later_frames = list(map(Image.fromarray, remaining))
         picture = Image.fromarray(first)
         picture.save(beside, save_all=True, append_images=later_frames, **options)

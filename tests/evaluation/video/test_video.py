@@ -323,11 +323,17 @@ def test_mp4_is_vp9(tmp_path: Path) -> None:
     assert b"vp09" in (tmp_path / "a.mp4").read_bytes()
 
 
-@pytest.mark.parametrize("suffix", ["gif", "webp"])
-def test_animations_repeat_at_their_speed(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "fps", "duration"),
+    [
+        *[("gif", 20, 50), ("gif", 15, 70), ("gif", 30, 30), ("gif", 250, 20)],
+        *[("webp", 20, 50), ("webp", 15, 67)],
+    ],
+)
+def test_animations_repeat_at_their_speed(tmp_path, suffix, fps, duration) -> None:
     path = tmp_path / f"a.{suffix}"
     grays = [40, 120, 200]
-    write_frames(path, (np.full((64, 96, 3), g, np.uint8) for g in grays), fps=20)
+    write_frames(path, (np.full((64, 96, 3), g, np.uint8) for g in grays), fps=fps)
     with Image.open(path) as image:
         assert (image.format, image.size) == (suffix.upper(), (96, 64))
         assert image.n_frames == len(grays)  # type: ignore[attr-defined]
@@ -335,7 +341,7 @@ def test_animations_repeat_at_their_speed(tmp_path: Path, suffix: str) -> None:
         for frame, gray in enumerate(grays):
             image.seek(frame)
             image.load()
-            assert image.info["duration"] == 50
+            assert image.info["duration"] == duration
             assert np.abs(np.asarray(image.convert("L")).astype(int) - gray).max() < 8
 
 
