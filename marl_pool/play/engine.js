@@ -224,13 +224,15 @@ const NETWORKS = { token: TokenNetwork, sensory: SensoryNetwork }, ENVS = { simp
 
 const CHAIN = ["hand", "freeze", "delay", "bias", "scale", "jitter", "rewire", "confuse", "occlude", "duplicate", "inject", "shuffle"], ACTS = ["action_noise", "drop_actions"];
 const copy = (token) => ({ ...token, f: [...token.f] });
+/** Round a positive number as torch does: halves to the even neighbour. */
+const halfEven = (x) => (x % 2 === .5 ? Math.floor(x) : Math.round(x));
 
 class Perception {
   constructor(seed, number, hasSelf, types) { Object.assign(this, { seed, number, hasSelf, types, turns: {}, memory: {}, severities: {}, chosen: { hidden: [], frozen: [], twice: [] } }); }
   numbers(name, count, turn = this.turns[name] || 0) { return uniform(streamKey(this.seed + turn, this.number, [...CHAIN, ...ACTS].indexOf(name), PURPOSE.perturbation), count); }
   share(name, tokens, free) {
     const scores = this.numbers(name, tokens.length), eligible = tokens.map((_, i) => i).filter((i) => free(tokens[i])).sort((a, b) => scores[a] - scores[b]);
-    return eligible.slice(0, Math.round(this.severities[name] * eligible.length));
+    return eligible.slice(0, halfEven(this.severities[name] * eligible.length));
   }
   permute(chosen) { const places = [...chosen].sort((a, b) => a - b); return new Map(places.map((p, i) => [p, chosen[i]])); }
   see(tokens, steps, commit) {
@@ -250,7 +252,7 @@ class Perception {
   delay(tokens, s, { own, commit }) {
     const past = this.memory.delay || tokens.map((t) => Array(9).fill(t.f)), now = tokens.map((t, i) => [t.f, ...(past[i] || Array(9).fill(t.f))].slice(0, 9));
     if (commit) this.memory.delay = now;
-    return tokens.map((t, i) => (own(t) ? t : { ...t, f: [...now[i][Math.round(8 * s)]] }));
+    return tokens.map((t, i) => (own(t) ? t : { ...t, f: [...now[i][halfEven(8 * s)]] }));
   }
   errors(name, tokens, turn) { const count = tokens[0] ? tokens[0].f.length : 0, all = normal(this.numbers(name, tokens.length * count + 1, turn)); return (i, j) => all[i * count + j]; }
   bias(tokens, s, { own }) { const e = this.errors("bias", tokens); return tokens.map((t, i) => (own(t) ? t : { ...t, f: t.f.map((x, j) => x + s * e(i, j)) })); }
@@ -267,7 +269,7 @@ class Perception {
   inject(tokens, s, { free }) {
     const type = this.types.length - 1, alike = tokens.filter((t) => !t.pad && t.type === type), anchors = alike.length ? alike : tokens.filter(free), numbers = this.numbers("inject", 96);
     if (!anchors.length) return tokens;
-    return [...tokens, ...Array.from({ length: Math.round(32 * s) }, (_, i) => {
+    return [...tokens, ...Array.from({ length: halfEven(32 * s) }, (_, i) => {
       const anchor = anchors[Math.floor(numbers[3 * i] * anchors.length)], f = [...anchor.f];
       f[0] += (2 * numbers[3 * i + 1] - 1) * .1; f[1] += (2 * numbers[3 * i + 2] - 1) * .1;
       return { f, type, pad: false, origin: -1, entity: -1 };
@@ -382,7 +384,7 @@ window.engine = function (receive) {
   };
   const frame = () => receive({
     kind: "frame", number: s.number, seed: s.seed, paused: s.paused, speed: s.speed, agent: s.agent, severities: s.severities, chosen: s.chosen,
-    distractors: Math.round(32 * (s.severities.inject || 0)), note: s.note,
+    distractors: halfEven(32 * (s.severities.inject || 0)), note: s.note,
     lanes: s.lanes.map(({ parted, episode, twin }) => ({ parted, episode: episode.moment(s.agent), twin: twin.moment(s.agent) })),
   });
   /** Return the largest difference from the actions, rewards and attention of torch. */

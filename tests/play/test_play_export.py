@@ -1,5 +1,7 @@
 import json
 import runpy
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,3 +118,32 @@ def test_a_world_that_the_page_cannot_simulate_is_refused(option, value, tmp_pat
     changed = replace(target, env={**target.env, option: value})
     with pytest.raises(InputError, match=f"--export: expected env.{option}="):
         export({"a": changed}, tmp_path / "demo.html")
+
+
+PERCEIVED = """
+const types = ["self", "signal"], perception = new Perception(0, 0, true, types);
+const tokens = (step) => [0, 1, 2, 3, 4, 5].map((i) => (
+  { f: [step, i], type: +(i > 0), pad: false, origin: i, entity: i }
+));
+perception.severities.NAME = SEVERITY;
+let seen = [];
+for (let step = 0; step < 9; step++) seen = perception.see(tokens(step), step, true);
+const hidden = seen.filter((token) => token.pad).length;
+console.log(JSON.stringify([seen.length, hidden, 8 - seen[1].f[0]]));
+"""
+"""Prints the numbers of all and of hidden tokens, and the delay in steps."""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.parametrize("half", [0.5, 1.5, 2.5])
+@pytest.mark.parametrize("name", ["occlude", "duplicate", "inject", "delay"])
+def test_the_page_rounds_halves_as_torch_does(name, half):
+    count = {"inject": 32, "delay": 8}.get(name, 5)
+    engine = (ROOT / "marl_pool" / "play" / "engine.js").read_text()
+    case = PERCEIVED.replace("NAME", name).replace("SEVERITY", str(half / count))
+    script = f"const window = {{}};\n{engine}\n{case}"
+    node = ["node", "--eval", script]
+    out = subprocess.run(node, check=True, capture_output=True, text=True).stdout
+    changes = {"occlude": (0, 1, 0), "delay": (0, 0, 1)}
+    added, hidden, delay = (round(half) * n for n in changes.get(name, (1, 0, 0)))
+    assert json.loads(out) == [6 + added, hidden, delay]
