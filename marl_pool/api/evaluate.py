@@ -13,7 +13,7 @@ from marl_pool.evaluation.load import target_from_policies
 from marl_pool.evaluation.measure import EvaluationResults
 from marl_pool.evaluation.results import Files
 from marl_pool.evaluation.settings import EvaluateSettings
-from marl_pool.files.atomic import make_folder
+from marl_pool.files.atomic import make_folder, removed_if_empty
 from marl_pool.options.names import texts_in, trust, unknown
 from marl_pool.options.overrides import plain
 from marl_pool.options.signatures import check_argument
@@ -117,22 +117,30 @@ def evaluate(
     # Transfer environments in a file may not import what the user did not name.
     allowed = {*plugins, *texts_in(options)} if from_file else None
     options = check_section("env", options, GROUPS["env"])
+    # The settings hold plain numbers, where the arguments may be numpy's.
+    episodes, worst_of = settings.episodes, settings.worst_of
     target = target_from_policies(
-        policy, options, name=name, seed=seed, device=device, plugins=allowed
+        policy,
+        options,
+        name=name,
+        seed=settings.seed,
+        device=settings.device,
+        plugins=allowed,
     )
     transfers = [
         target.transfer_env(change, episodes) for change in settings.transfer_settings
     ]
-    if folder is not None:
-        # Create the folder before the episodes are played, which may take hours.
-        with explain_os_errors(f"out: {folder} cannot be made"):
-            make_folder(folder)
-    results = evaluate_target(target, settings, transfers)
-    if title is not None:
-        results.show(title)
-    if folder is not None:
-        record = target.record(episodes) | {"worst_of": worst_of}
-        write_results(Files(folder), results, record, name)
+    with nullcontext() if folder is None else removed_if_empty(folder):
+        if folder is not None:
+            # Create the folder before the episodes are played, which may take hours.
+            with explain_os_errors(f"out: {folder} cannot be made"):
+                make_folder(folder)
+        results = evaluate_target(target, settings, transfers)
+        if title is not None:
+            results.show(title)
+        if folder is not None:
+            record = target.record(episodes) | {"worst_of": worst_of}
+            write_results(Files(folder), results, record, name)
     return results
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from marl_pool.files.atomic import discard
+from marl_pool.files.atomic import discard, removed_if_empty
 from marl_pool.files.hub import HubFolder, is_hub
 from marl_pool.pretrained import CONFIG as POLICY_CONFIG
 from marl_pool.pretrained import PREFIX, pretrained_path
@@ -115,11 +115,8 @@ def name_of(source: str) -> str:
 def new_results(out: str | None, name: str = "") -> Iterator[Path]:
     """Yield the path of `results_folder`; the folder is removed if it stays empty."""
     folder = results_folder(name, out)
-    try:
+    with removed_if_empty(folder):
         yield folder
-    finally:
-        with suppress(OSError):  # missing, or not empty
-            folder.rmdir()
 
 
 def results_folder(name: str, out: str | None, hint: str = "") -> Path:

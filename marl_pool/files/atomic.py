@@ -149,6 +149,18 @@ def new_folder(folder: Path) -> Iterator[Path]:
         discard(old)
 
 
+@contextmanager
+def removed_if_empty(folder: Path) -> Iterator[None]:
+    """Remove a folder on exit if it is empty and did not exist before."""
+    is_new = not folder.exists()
+    try:
+        yield
+    finally:
+        if is_new:
+            with suppress(OSError):  # missing, or not empty
+                folder.rmdir()
+
+
 def recover(folder: Path) -> None:
     """Restore a folder after a crash between the renames of `new_folder`."""
     if readable_folder(folder) != folder:

@@ -104,11 +104,20 @@ def test_a_discrete_env_takes_integers() -> None:
     assert np.isfinite(measured.returns).all()
 
 
-def test_numbers_may_be_numpys() -> None:
-    numbers = {"episodes": np.int64(EPISODES), "seed": np.int64(3)}
-    suite = {"perturbations": []}
-    expected = evaluate(noop, suite=suite, seed=3).returns
-    assert np.array_equal(evaluate(noop, suite=suite, **numbers).returns, expected)
+@pytest.mark.parametrize("kind", [np.int64, float])
+def test_numbers_may_be_numpys_and_whole_floats(tmp_path, kind) -> None:
+    numbers = {"episodes": EPISODES, "seed": 3, "worst_of": 2}
+    transfer = [{"label": "empty", "env": {"num_noise": 0}}]
+    options: dict[str, Any] = {"suite": {"transfer": transfer}, "threads": 1}
+    for name, convert in (("plain", int), ("other", kind)):
+        options |= {key: convert(value) for key, value in numbers.items()}
+        evaluate(noop, out=tmp_path / name, **options)
+    plain, other = (
+        json.loads((tmp_path / name / "results.json").read_text())
+        for name in ("plain", "other")
+    )
+    assert {key: other[key] for key in numbers} == numbers
+    assert other["results"] == plain["results"]
 
 
 def test_a_function_of_a_fixed_number_of_tokens_makes_a_gap() -> None:
@@ -245,6 +254,16 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_played(tmp_path
 
     with pytest.raises(InputError, match="out: .* cannot be made"):
         evaluate(act, out=tmp_path / "file")
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_failed_evaluation_leaves_no_new_folder(tmp_path, existed) -> None:
+    out = tmp_path / "out"
+    if existed:
+        out.mkdir()
+    with pytest.raises(InputError, match="expected actions of shape"):
+        evaluate(lambda observation: np.zeros((3, 2)), out=out)
+    assert out.exists() == existed
 
 
 def test_a_function_is_asked_by_one_thread_at_a_time() -> None:
