@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Any, Protocol
 
@@ -59,8 +60,8 @@ class CallablePolicy(Policy):
             another action space, or tokens cannot be converted back to observations.
 
     `act` raises `InputError` for actions that have another shape or dtype, are not
-    finite or not allowed, and `UnfitTokensError` if the function fails on another
-    number of tokens than the environment's, which some perturbations change, or if the
+    finite or not allowed, and `UnfitTokensError` if the function fails, or returns such
+    actions, on tokens of another number or width than the environment's, or if the
     observation space cannot hold the perturbed tokens.
     """
 
@@ -118,23 +119,38 @@ class CallablePolicy(Policy):
         with self._lock:
             try:
                 actions = self._act(observation, mask, explore)
+                # Copy before the next call: the function may fill the array again.
+                valid_actions = self._checked(actions, shape.numel(), tokens.num_tokens)
             except Exception as error:
                 # A function made for N tokens may fail on another number of them.
-                expected = self.group.tokens.num_tokens
-                if tokens.num_tokens == expected:
+                spec, width = self.group.tokens, tokens.features.shape[-1]
+                same_width = width == spec.num_features
+                if same_width and tokens.num_tokens == spec.num_tokens:
                     raise
+                of = "" if same_width else " of {} features"
                 raise UnfitTokensError(
-                    f"the policy takes {expected} tokens and fails on "
-                    f"{tokens.num_tokens}: {one_line(error)}"
+                    f"the policy takes {spec.num_tokens} tokens"
+                    f"{of.format(spec.num_features)} and fails on {tokens.num_tokens}"
+                    f"{of.format(width)}: {one_line(error)}"
                 ) from error
-            # Copy before the next call: the function may fill the same array again.
-            valid_actions = self._checked(actions, shape.numel(), tokens.num_tokens)
         if mask is not None:
             _validate_allowed(valid_actions, mask, self.group.actions)
         # A function has neither log-probabilities nor values.
         action = torch.as_tensor(valid_actions, device=device).unflatten(0, shape)
         zeros = torch.zeros(shape, device=device)
         return Decision(action, zeros, zeros, zeros[..., None], state)
+
+    def mismatch(self, group: AgentGroup) -> str:
+        """Return why it cannot play a group of another environment; empty if it may.
+
+        A function may take any number of tokens; only `act` finds whether it does.
+        """
+        expected, actual = map(_of_any_tokens, (group.actions, self.group.actions))
+        if expected != actual:
+            return f"expected actions = {expected}, got {actual}"
+        if _stored(group) != _stored(self.group):
+            return "the function takes observations of another space"
+        return ""
 
     def misfit(self, perturbation: Perturbation) -> str:
         """Return why the observation space cannot express a perturbation.
@@ -177,6 +193,22 @@ class CallablePolicy(Policy):
         sizes = (spec.num_fixed + num_tokens,) if spec.selects else spec.sizes
         _validate_choices(actions, spec, sizes)
         return actions.astype(np.int64 if spec.integral else np.float32)
+
+
+def _of_any_tokens(spec: ActionSpec) -> ActionSpec:
+    """Return a specification that is the same for any number of tokens to select."""
+    return replace(spec, n=spec.num_fixed + 1) if spec.selects else spec
+
+
+def _stored(group: AgentGroup) -> Any:
+    """Return what distinguishes observation spaces; None if they are tokens."""
+    if group.view is None:
+        return None
+    parts = {
+        name: (part.shape, part.declared, part.low.tolist(), part.high.tolist())
+        for name, part in group.view.parts.items()
+    }
+    return group.view.spec, parts
 
 
 def _predictor(

@@ -94,6 +94,13 @@ class Case:
             return perturbation.end
         return None
 
+    @property
+    def title(self) -> str:
+        """Its label and severity, for messages."""
+        if self.transfer:
+            return repr(self.transfer.label)
+        return f"{label(self.name, self.options)!r} at severity {self.severity}"
+
     def result(self, group: str, **numbers: Any) -> Result:
         """Return the row of one group."""
         transfer = self.transfer
@@ -138,19 +145,6 @@ def cases_of(
                 perturbed.append(replace(case, perturbation=perturbation))
             except UnfitTokensError as error:
                 perturbed.append(replace(case, missing=str(error)))
-    # Reports identify rows by label and severity, and unperturbed ones by theirs.
-    if any(transfer.label == CLEAN for transfer in transfers):
-        raise InputError(
-            f"transfer: expected a label other than that of unperturbed rows, got "
-            f"{CLEAN!r}"
-        )
-    rows = [
-        f"{label(case.name, case.options)!r} at severity {case.severity}"
-        for case in perturbed
-    ] + [repr(transfer.label) for transfer in transfers]
-    for row, count in Counter(rows).items():
-        if count > 1:
-            raise InputError(f"{row}: expected each row once, got it twice")
     # A transfer environment is another task, without a perturbation.
     transfer_cases = [
         Case(
@@ -162,6 +156,16 @@ def cases_of(
         )
         for transfer in transfers
     ]
+    # Reports identify rows by label and severity, and unperturbed ones by theirs.
+    if any(transfer.label == CLEAN for transfer in transfers):
+        raise InputError(
+            f"transfer: expected a label other than that of unperturbed rows, got "
+            f"{CLEAN!r}"
+        )
+    counts = Counter(case.title for case in [*perturbed, *transfer_cases])
+    for row, count in counts.items():
+        if count > 1:
+            raise InputError(f"{row}: expected each row once, got it twice")
     return [Case(TRAINED, policies), *perturbed, *transfer_cases]
 
 

@@ -37,7 +37,7 @@ from marl_pool.evaluation.statistics.intervals import (
 from marl_pool.evaluation.statistics.scores import scored, severity_aucs
 from marl_pool.perturbations.turns import steps_of_agents
 from marl_pool.policies.base import Policy
-from marl_pool.utils.errors import UnfitTokensError
+from marl_pool.utils.errors import InputError, UnfitTokensError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -233,11 +233,14 @@ def _play_case(
             play(case.policies, make(), case.perturbation, draw=draw, **options)
             for draw in range(worst_of if perturbed else 1)
         ]
-    except UnfitTokensError as error:
+    except InputError as error:
         # Policies must fit their own environment; other cases become missing rows.
         if case.name == CLEAN:
             raise
-        return str(error)
+        if isinstance(error, UnfitTokensError):
+            return str(error)
+        error.args = (f"{case.title}: {error}",)  # of the same class
+        raise
 
 
 def _play_all(

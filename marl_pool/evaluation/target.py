@@ -13,6 +13,7 @@ from marl_pool.compiled.choice import describe_kernels, use_kernels
 from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import EnvDescription, describe_env
+from marl_pool.evaluation.callable_policy import CallablePolicy
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.settings import TransferSettings
 from marl_pool.options.names import resolve, trust
@@ -242,9 +243,12 @@ def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> 
         policy = policies.get(name)
         if policy is None:
             return f"expected a policy of {name!r}, got {', '.join(policies)}"
-        if isinstance(policy, SpecifiedPolicy) and (
-            reason := policy.mismatch(group.tokens, group.action_space)
-        ):
+        reason = ""
+        if isinstance(policy, SpecifiedPolicy):
+            reason = policy.mismatch(group.tokens, group.action_space)
+        elif isinstance(policy, CallablePolicy):
+            reason = policy.mismatch(group)
+        if reason:
             return f"the policy of {name!r}: {reason}"
     if foreign := [name for name in policies if name not in groups]:
         return f"expected a group {foreign[0]!r}, got {', '.join(groups)}"

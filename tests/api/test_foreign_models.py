@@ -9,6 +9,7 @@ import pytest
 from gymnasium import spaces
 
 import marl_pool
+from marl_pool.envs.pettingzoo.gymnasium_ids import env_options
 from marl_pool.evaluation.measure import EvaluationResults
 from marl_pool.utils.errors import InputError
 
@@ -116,6 +117,31 @@ def test_what_a_vector_cannot_express_is_a_row_with_the_reason():
     for name, reason in REASONS.items():
         assert reason in by_name[name].missing
     assert by_name["jitter"].missing == ""
+
+
+class Wider(Roll):
+    """Numbers of another range, which a function made for `Roll` cannot read."""
+
+    observation_space = spaces.Box(0, 2 * SIZE, (SIZE, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Roll, ""),
+        (Wider, "takes observations of another space"),
+        ("gymnasium:CartPole-v1", "expected actions = a choice of 2, got a choice of"),
+    ],
+)
+def test_another_env_must_have_the_spaces_of_the_function(module, reason):
+    changes = {"module": env_options(module)["module"], "presence": None}
+    if module is Roll:
+        changes["presence"] = 0
+    transfer = [{"label": "other", "env": changes}]
+    rows = evaluate(smallest, suite={"transfer": transfer}, episodes=2).results
+    (row,) = (r for r in rows if (r.label, r.policy) == ("other", "trained"))
+    assert reason in row.missing
+    assert bool(reason) == bool(row.missing)
 
 
 @pytest.mark.parametrize(

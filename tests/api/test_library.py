@@ -17,7 +17,7 @@ from marl_pool.evaluation.measure import EvaluationResults
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
 from marl_pool.tokens import Tokens
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, UnfitTokensError
 
 ENV: dict[str, Any] = {"name": "simple_centroid", "num_noise": 4, "max_steps": 12}
 EPISODES = 6
@@ -120,10 +120,25 @@ def test_numbers_may_be_numpys_and_whole_floats(tmp_path, kind) -> None:
     assert other["results"] == plain["results"]
 
 
-def test_a_function_of_a_fixed_number_of_tokens_makes_a_gap() -> None:
+def refuse(count: int) -> np.ndarray:
+    raise ValueError("expected 8 tokens")
+
+
+@pytest.mark.parametrize(
+    ("at_others", "reason"),
+    [
+        (refuse, "expected 8 tokens"),
+        (
+            lambda count: np.zeros((count, 4)),
+            "policy: expected actions of shape (6, 5)",
+        ),
+        (lambda count: np.full((count, 5), np.nan), "policy: expected finite actions"),
+    ],
+)
+def test_a_function_of_a_fixed_number_of_tokens_makes_a_gap(at_others, reason) -> None:
     def act(observation: Observation) -> np.ndarray:
         if observation["types"].shape[1] != 8:
-            raise ValueError("expected 8 tokens")
+            return at_others(len(observation["types"]))
         return noop(observation)
 
     inject = {"name": "inject", "token_type": "noise", "severities": [1.0]}
@@ -131,8 +146,49 @@ def test_a_function_of_a_fixed_number_of_tokens_makes_a_gap() -> None:
     clean, injected, rewired, *_ = evaluate(
         act, suite={"perturbations": [inject, rewire]}
     ).results
-    assert "takes 8 tokens and fails on 40: expected 8 tokens" in injected.missing
+    assert f"takes 8 tokens and fails on 40: {reason}" in injected.missing
     assert not clean.missing + rewired.missing
+
+
+def test_a_function_of_a_fixed_number_of_features_makes_a_gap() -> None:
+    def act(observation: Observation) -> np.ndarray:
+        return noop(observation) if observation["features"].shape[2] == 4 else 1 / 0
+
+    tokens, group = centroid().observe()["agent"], centroid().groups["agent"]
+    wide = tokens._replace(features=tokens.features.repeat(1, 1, 1, 2))
+    with pytest.raises(
+        UnfitTokensError,
+        match="takes 8 tokens of 4 features and fails on 8 of 8 features",
+    ):
+        CallablePolicy(act, group).act(wide)
+
+
+DISCRETE = {"label": "discrete", "env": {"continuous_actions": False}}
+
+
+def test_a_function_for_other_actions_makes_a_gap() -> None:
+    clean, other, *_ = evaluate(noop, suite={"transfer": [DISCRETE]}).results
+    assert not clean.missing
+    assert "expected actions = a choice of 5, got numbers in" in other.missing
+
+
+@pytest.mark.parametrize(
+    ("options", "row"),
+    [
+        ({"perturbations": [{"name": "jitter", "severities": [0.5]}]}, "'jitter' at"),
+        ({"transfer": [{"label": "dark", "env": {"noise_offset": 2.0}}]}, "'dark'"),
+    ],
+)
+def test_an_error_names_the_case(options, row) -> None:
+    """The first case, clean, is played without it."""
+    calls: list[int] = []
+
+    def act(observation: Observation) -> np.ndarray:
+        calls.append(len(calls))
+        return np.zeros((EPISODES, 5 if len(calls) <= ENV["max_steps"] else 4))
+
+    with pytest.raises(InputError, match=f"^{row}.*: policy: expected actions of"):
+        evaluate(act, suite=options, threads=1)
 
 
 def test_an_error_of_the_function_itself_comes_through() -> None:
