@@ -328,11 +328,13 @@ RESULTS = [
 
 
 def test_files_say_what_is_missing(tmp_path: Path) -> None:
-    write_csv(tmp_path / "r.csv", RESULTS, {"seed": 3, "env": {"name": "x"}})
+    record = {"episodes": 2, "seed": 3, "env": {"name": "x"}}
+    write_csv(tmp_path / "r.csv", RESULTS, record)
     with (tmp_path / "r.csv").open(newline="") as file:
         measured, lacking = csv.DictReader(file)
     assert (measured["mean"], measured["std"], measured["iqm"]) == ("1.5", "0.5", "")
     assert (lacking["mean"], lacking["missing"], lacking["seed"]) == ("", "why", "3")
+    assert (measured["episodes"], lacking["episodes"]) == ("2", "0")
     assert json.loads(lacking["options"]) == {"mode": "drop"}
     assert json.loads(lacking["env"]) == {"name": "x"}
 
