@@ -31,6 +31,7 @@ from marl_pool.files.manifest import KEY, is_intact_json
 from marl_pool.files.reading import read_json
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import printable
 
 AS_TRAINED = "as trained"
 IDENTITY = ["group", "policy", "stochastic", "perturbation", "label", "severity"]
@@ -214,7 +215,8 @@ def _metrics(run: Run) -> tuple[pd.DataFrame, str]:
 
 def _names(runs: Sequence[Run]) -> list[str]:
     """Return the shortest ends of the runs' paths that are all different."""
-    paths = [run.path.resolve().parts for run in runs]
+    # A table holds no name that is no UTF-8.
+    paths = [tuple(map(printable, run.path.resolve().parts)) for run in runs]
     names = (["/".join(path[-depth:]) for path in paths] for depth in count(1))
     return next(labels for labels in names if len(set(labels)) == len(runs))
 

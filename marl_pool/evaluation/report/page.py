@@ -63,7 +63,8 @@ def report(
     text = _template().render(content)
     make_folder(path.parent)
     with new_file(path) as file:
-        file.write(text)
+        # A file's name or content may hold what UTF-8 lacks.
+        file.write(text.encode("utf-8", "backslashreplace").decode())
     return path
 
 

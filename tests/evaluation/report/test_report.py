@@ -388,6 +388,13 @@ def test_provenance_names_commit_configuration_seeds_episodes_and_file(one_seed)
     assert str(run.path.parent) not in html
 
 
+def test_a_name_that_is_no_utf8_is_escaped(tmp_path: Path) -> None:
+    folder = tmp_path / "bad\udcff"
+    runs = [evaluated(trained(folder)), evaluated(trained(tmp_path / "b", seed=1))]
+    runs[0].metrics_path.unlink()
+    assert "bad\\udcff: no return_mean" in texts(written(runs, tmp_path, videos=True))
+
+
 def test_what_is_missing_is_listed_with_its_reason(tmp_path: Path) -> None:
     complete = evaluated(trained(tmp_path / "a"))
     incomplete = evaluated(trained(tmp_path / "part", seed=1), lost=[0.5])
