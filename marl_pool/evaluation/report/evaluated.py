@@ -48,9 +48,10 @@ class Evaluation:
     Attributes:
         path: its JSON file, or the newest of several.
         record: values common to all rows.
-        rows: the records of the file, and three more columns: ``returns`` (an array of
+        rows: the records of the file, and four more columns: ``returns`` (an array of
             one return per episode; episode j is played in the same env in every row),
-            ``path`` (of the file) and ``key`` (identifies the row).
+            ``path`` and ``commit`` (of the file; empty if not recorded) and ``key``
+            (identifies the row).
         protocol: settings that comparable evaluations share. The checkpoint is the one
             requested, such as "best", since iterations differ between runs.
     """
@@ -269,7 +270,8 @@ def _parse(path: Path, content: dict[str, Any]) -> Evaluation:
         raise InputError("a return is not a finite number")
     identities = [[row[key] for key in IDENTITY] for row in results]
     keys = [json.dumps(identity, sort_keys=True) for identity in identities]
-    rows = rows.assign(returns=list(returns), path=path, key=keys)
+    commit = str(content.get("commit") or "")
+    rows = rows.assign(returns=list(returns), path=path, commit=commit, key=keys)
     shared = ("seed", "episodes", "checkpoint")
     protocol = {key: content[key] for key in shared}
     protocol["env"] = content["changed"] or AS_TRAINED

@@ -46,14 +46,14 @@ class Method:
 
     @property
     def provenance(self) -> str:
-        """Seeds, episodes, commit and files of its numbers, for tooltips."""
+        """Seeds, episodes, commits and files of its numbers, for tooltips."""
         records = [run.evaluation.record for run in self.evaluated if run.evaluation]
         seeds = [str(run.seed) for run in self.evaluated]
         parts = [f"{self.name}: training seeds {', '.join(seeds)}"]
         parts.append(f"{records[0]['episodes']} episodes each")
-        commits = dict.fromkeys(recorded(record, "commit") for record in records)
-        parts.append(f"commit {', '.join(commits)}")
-        return ", ".join([*parts, *map(files_of, self.evaluated)])
+        for commit, files in commits_of(*self.evaluated).items():
+            parts += [f"commit {commit}", *files]
+        return ", ".join(parts)
 
 
 def recorded(record: Mapping[str, Any], key: str) -> str:
@@ -62,10 +62,18 @@ def recorded(record: Mapping[str, Any], key: str) -> str:
     return "not recorded" if value in (None, "") else str(value)
 
 
-def files_of(run: ReportedRun) -> str:
-    """List the files of a run's evaluation, newest first, without folders above."""
-    paths = run.evaluation.rows["path"].unique() if run.evaluation else []
-    return ", ".join(map(run.relative, paths))
+def commits_of(*runs: ReportedRun) -> dict[str, list[str]]:
+    """Return the files of evaluations by commit, newest first, without folders above.
+
+    A run may have several, with one commit or more.
+    """
+    commits: dict[str, list[str]] = {}
+    for run in runs:
+        rows = run.evaluation.rows.drop_duplicates("path") if run.evaluation else None
+        for row in [] if rows is None else rows.to_dict("records"):
+            files = commits.setdefault(recorded(row, "commit"), [])
+            files.append(run.relative(row["path"]))
+    return commits
 
 
 def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:

@@ -13,7 +13,7 @@ from marl_pool.evaluation.computing import computing
 from marl_pool.evaluation.report import html, sections
 from marl_pool.evaluation.report.evaluated import read_runs
 from marl_pool.evaluation.report.frame import scores_frame
-from marl_pool.evaluation.report.methods import Method, files_of, methods_of, recorded
+from marl_pool.evaluation.report.methods import Method, commits_of, methods_of, recorded
 from marl_pool.evaluation.report.summary import missing_values, overview, summary
 from marl_pool.evaluation.report.videos import videos
 from marl_pool.evaluation.settings import ReportSettings
@@ -102,7 +102,7 @@ def _template() -> "Template":
         html.join_words,
         html.format_number,
         html.format_interval,
-        files_of,
+        commits_of,
         recorded,
     )
     # Escape everything but figures: names of runs come from users.

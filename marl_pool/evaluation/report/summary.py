@@ -143,10 +143,10 @@ def _return(method: Method, group: str) -> html.Cell:
         rows = run.evaluation.rows
         clean = (rows["perturbation"] == CLEAN) & (rows["policy"] == TRAINED)
         clean &= (rows["group"] == group) & ~rows["stochastic"]
-        path, returns = rows.loc[clean, ["path", "returns"]].iloc[0]
-        commit = recorded(run.evaluation.record, "commit")
-        source = f"{run.relative(path)}, commit {commit}, {len(returns)} episodes"
-        means[source] = float(returns.mean())
+        row = rows[clean].iloc[0].to_dict()
+        source = f"{run.relative(row['path'])}, commit {recorded(row, 'commit')}"
+        returns = row["returns"]
+        means[f"{source}, {len(returns)} episodes"] = float(returns.mean())
     return _mean(means)
 
 

@@ -388,6 +388,20 @@ def test_provenance_names_commit_configuration_seeds_episodes_and_file(one_seed)
     assert str(run.path.parent) not in html
 
 
+def test_files_of_several_commits_are_listed_by_commit(tmp_path: Path) -> None:
+    run = evaluated(trained(tmp_path / "a"), severities=[0.5], commit="old")
+    evaluated(run, severities=[1.0], commit="new")
+    source = "commit new, a/evaluation/results-2.json, commit old, "
+    level = cell_of(frame_of([run]), "level", "occlude", 0.5)
+    assert f"{source}a/evaluation/results.json" in level.provenance
+    html = written([run], tmp_path)
+    assert "new, old" in [text for text, *_ in cells(html, "provenance")]
+    # The unperturbed rows are those of the newer file.
+    assert (
+        "a/evaluation/results-2.json, commit new, 16" in cells(html, "overview")[2][1]
+    )
+
+
 def test_a_name_that_is_no_utf8_is_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "bad\udcff"
     runs = [evaluated(trained(folder)), evaluated(trained(tmp_path / "b", seed=1))]
