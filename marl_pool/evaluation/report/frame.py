@@ -24,6 +24,7 @@ from marl_pool.evaluation.statistics.scores import (
 NOT_ASKED = "not in the suite of this evaluation"
 NO_BASELINES = "no random policy and better scripted policy in that environment"
 NO_AREA = "an area needs scores: returns of both baselines in this environment"
+SEVERAL = "an area needs scores: a single group that learns"
 LEVEL, AREA, ENVIRONMENT = "level", "area", "environment"
 """Kinds of tests besides `CLEAN`: one severity of a perturbation, the mean over its
 severities, and another environment."""
@@ -134,7 +135,8 @@ def _group_frame(
     baselines = _baselines(table[table["group"] == group])
     scored = alone and all((run, Condition(CLEAN)) in baselines for run in runs)
     samples = _samples(learned, baselines if scored else None)
-    samples |= _areas(learned, samples, scored)
+    reason = NO_AREA if alone else SEVERAL
+    samples |= _areas(learned, samples, "" if scored else reason)
 
     # Make a row for each method and condition.
     conditions = list(dict.fromkeys(condition for _, condition in samples))
@@ -221,8 +223,11 @@ def _baselines(rows: pd.DataFrame) -> dict[RunCondition, list[np.ndarray]]:
     }
 
 
-def _areas(learned: pd.DataFrame, samples: Samples, scored: bool) -> Samples:
-    """Average over severity, episode by episode, for the severities of any run."""
+def _areas(learned: pd.DataFrame, samples: Samples, missing: str) -> Samples:
+    """Average over severity, episode by episode, for the severities of any run.
+
+    ``missing`` says why there are no scores; empty if there are.
+    """
     levels = learned[~learned["perturbation"].isin([CLEAN, TRANSFER])]
     tested = {
         key: tuple(sorted({0.0, *values}))
@@ -230,9 +235,7 @@ def _areas(learned: pd.DataFrame, samples: Samples, scored: bool) -> Samples:
     }
     return {
         (run, Condition(AREA, label, severities=severities)): (
-            _area(samples, run, label, severities, tested.get((run, label)))
-            if scored
-            else NO_AREA
+            missing or _area(samples, run, label, severities, tested.get((run, label)))
         )
         for label, severities in dict.fromkeys(
             (label, severities) for (_, label), severities in tested.items()

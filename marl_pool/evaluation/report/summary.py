@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from marl_pool.envs.options import env_label
 from marl_pool.evaluation.report import html
-from marl_pool.evaluation.report.frame import AREA, ENVIRONMENT, shared_areas
+from marl_pool.evaluation.report.frame import AREA, ENVIRONMENT, LEVEL, shared_areas
 from marl_pool.evaluation.report.methods import Method, recorded
 from marl_pool.evaluation.report.sections import RETURN, scores_by_kind
 from marl_pool.evaluation.results import CLEAN, TRAINED
@@ -51,11 +51,12 @@ def summary(methods: Sequence[Method], frame: pd.DataFrame) -> dict[str, Any]:
 def _findings(rows: pd.DataFrame) -> dict[str, Any]:
     # Only areas that all methods share enter the summary.
     areas = shared_areas(rows).groupby("label", sort=False)["score"].mean()
-    labels = rows.groupby("test")["label"].nunique()
+    # So do only conditions that some method was measured under.
+    labels = rows[rows["reason"] == ""].groupby("test")["label"].nunique()
     return {
         "seeds": sorted(rows["seeds"].dropna().astype(int).unique()),
         "methods": rows["method"].nunique(),
-        "perturbations": labels.get(AREA, 0),
+        "perturbations": labels.get(LEVEL, 0),
         "environments": labels.get(ENVIRONMENT, 0),
         "unit": rows["unit"].iloc[0],
         "clean": rows["score"][rows["test"] == CLEAN].mean(),

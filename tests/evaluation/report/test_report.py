@@ -120,7 +120,7 @@ def test_without_a_scripted_policy_there_are_returns_and_no_areas(tmp_path):
     luck = np.random.default_rng(0).normal(size=EPISODES).mean()
     assert points_of(frame, "clean") == pytest.approx([luck - 1.2])
     reason = cell_of(frame, "area", "occlude", 0.5, 1.0).reason
-    assert "an area needs scores" in reason
+    assert reason.startswith("an area needs scores: returns of both baselines")
 
 
 def test_several_groups_have_no_scores_and_a_fixed_one_is_missing(tmp_path):
@@ -133,6 +133,8 @@ def test_several_groups_have_no_scores_and_a_fixed_one_is_missing(tmp_path):
         frame = frame_of(runs, group)
         assert set(frame["method"]) == methods
         assert set(frame["unit"]) == {"return"}
+        reasons = set(frame["reason"][frame["test"] == "area"])
+        assert reasons == {"an area needs scores: a single group that learns"}
     html = written([with_policy(run) for run in runs], tmp_path)
     for group in ("fox", "hen"):
         assert f"At a glance ({group})" in html
@@ -324,6 +326,13 @@ def test_three_sentences_say_what_was_done_and_found(three_seeds: Page) -> None:
     assert "occlude costs most: 0.61 is left" in second
     assert "jitter leaves 0.81" in second
     assert third.startswith("A method has only 3 seeds, so the methods are not ranked")
+
+
+def test_what_was_not_measured_is_not_counted_as_tested(tmp_path: Path) -> None:
+    for lost, count in (((0.5,), "2 perturbations"), ((0.5, 1.0), "1 perturbation")):
+        folder = tmp_path / f"{len(lost)}"
+        html = written([evaluated(trained(folder / "a"), lost=lost)], folder)
+        assert f"under {count} and 1 other environment." in texts(html)
 
 
 def test_under_five_seeds_each_is_shown_and_none_is_ranked(three_seeds: Page) -> None:
