@@ -405,7 +405,7 @@ def test_files_of_several_commits_are_listed_by_commit(tmp_path: Path) -> None:
     assert f"{source}a/evaluation/results.json" in level.provenance
     html = written([run], tmp_path)
     assert "new, old" in [text for text, *_ in cells(html, "provenance")]
-    # The unperturbed rows are those of the newer file.
+    # The unperturbed rows come from the newer file.
     assert (
         "a/evaluation/results-2.json, commit new, 16" in cells(html, "overview")[2][1]
     )
