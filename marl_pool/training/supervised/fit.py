@@ -29,7 +29,7 @@ from marl_pool.training.supervised.learner import (
     FoldLearner,
     Means,
     generator_of,
-    network_seed,
+    initial_network,
 )
 from marl_pool.training.supervised.results import (
     FoldResult,
@@ -171,7 +171,7 @@ def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
 
 def _best_network(run: Run, task: Task, seed: int, fold: int) -> nn.Module:
     file = _network_file(run, fold)
-    network = compile_parts(task.make_network(network_seed(seed, fold)))
+    network = compile_parts(initial_network(task, seed, fold))
     validate_intact(file.parent, only=file.name)
     try:
         network.load_state_dict(load_file(file))

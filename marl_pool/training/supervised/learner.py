@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from marl_pool.compiled import compile_parts
 from marl_pool.files.atomic import write_json
+from marl_pool.networks.set_network import seeded
 from marl_pool.training.optimization import (
     descend,
     load_moments,
@@ -77,6 +78,16 @@ def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold
             f"a fold, got {settings.batch_size}"
         )
     return Fold(train, validation[: settings.validation_examples])
+
+
+def initial_network(task: Task, seed: int, number: int) -> nn.Module:
+    """Build the network of a fold.
+
+    Layers that the task does not seed itself depend on the fold's seed, too.
+    """
+    fold_seed = network_seed(seed, number)
+    with seeded(fold_seed, "task"):
+        return task.make_network(fold_seed)
 
 
 def network_seed(seed: int, number: int) -> int:
@@ -166,7 +177,7 @@ class FoldLearner:
         self.device = torch.device(config.device)
         self.rows = fold_rows(task.num_train, number, self.seed, settings)
         # Each fold has a network with different initial weights.
-        network = task.make_network(network_seed(self.seed, number)).to(self.device)
+        network = initial_network(task, self.seed, number).to(self.device)
         if settings.compile:
             self.network = network
             self._compiled = cast(nn.Module, torch.compile(network))

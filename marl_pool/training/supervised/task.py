@@ -67,7 +67,10 @@ class Task(ABC):
 
     @abstractmethod
     def make_network(self, seed: int) -> nn.Module:
-        """Build a network; its initial weights depend only on ``seed``."""
+        """Build a network; its initial weights depend only on ``seed``.
+
+        The trainer also seeds torch's generators, from which layers sample by default.
+        """
 
     @abstractmethod
     def evaluate(

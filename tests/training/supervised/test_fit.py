@@ -232,6 +232,25 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, epochs, back_tr
         assert row | clocks == expected | clocks
 
 
+class Unseeded(LineFit):
+    """A task whose network samples its weights without a seed."""
+
+    def make_network(self, seed):
+        return torch.nn.Sequential(
+            torch.nn.Dropout(0.1), torch.nn.Linear(1, 1)
+        ).double()
+
+
+def test_a_network_that_its_task_does_not_seed_is_seeded(tmp_path):
+    task = f"task={__name__}:Unseeded"
+    reference = fitted(tmp_path / "whole", task)
+    run = run_of(tmp_path / "stopped", task)
+    stop_after(run, 3)  # all of the first fold
+    torch.manual_seed(1)
+    fit(run, config_of(run))
+    assert read_results(run.path)["mean"] == read_results(reference.path)["mean"]
+
+
 def test_a_fold_that_ended_is_tested_with_its_last_schedule(tmp_path, monkeypatch):
     evaluate = LineFit.evaluate
 
