@@ -4,6 +4,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -24,7 +25,8 @@ from marl_pool.options.construction import build
 from marl_pool.runs.run import Run
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
-from marl_pool.training.supervised import TASKS
+from marl_pool.training.supervised import TASKS, contract
+from marl_pool.training.supervised.contract import VALIDATION
 from marl_pool.training.supervised.learner import (
     FoldLearner,
     Means,
@@ -39,8 +41,9 @@ from marl_pool.training.supervised.results import (
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Task
 from marl_pool.utils.devices import checked_device
-from marl_pool.utils.errors import InputError, one_line
+from marl_pool.utils.errors import InputError, described, one_line
 from marl_pool.utils.paths import user_path
+from marl_pool.utils.text import print_line
 
 PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
 BATCHES = 2
@@ -97,9 +100,15 @@ def make_task(config: FitConfig) -> Task:
     }
     name, options = config.task.name, config.task.arguments
     task: Task = build(name, TASKS, "task", Task, options, context)
+    if not isinstance(metric := getattr(task, "metric", None), str):
+        raise InputError(
+            f"task: expected {type(task).__name__}.metric to be the name of a metric, "
+            f"got {metric!r:.80}"
+        )
     return task
 
 
+@contract.explain_task_errors()
 def price(config: FitConfig, folder: Path) -> Cost:
     """Estimate the cost of a run from a few of its batches.
 
@@ -108,7 +117,7 @@ def price(config: FitConfig, folder: Path) -> Cost:
     torch.set_num_threads(config.threads)
     checked_device(config.device)
     task = make_task(config)
-    task.preview(_data_folder(config, folder))
+    contract.prepare(task, _data_folder(config, folder), preview=True)
     return estimate(task, config)
 
 
@@ -149,10 +158,12 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+@contract.explain_task_errors()
 def validate_data(config: FitConfig) -> None:
     """Reject missing data before many runs start."""
     with tempfile.TemporaryDirectory() as folder:
-        make_task(config).preview(_data_folder(config, Path(folder)))
+        task = make_task(config)
+        contract.prepare(task, _data_folder(config, Path(folder)), preview=True)
 
 
 def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
@@ -165,7 +176,7 @@ def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
         raise InputError(f"{run.path}: expected a network of fold {fold}, got none")
     config = FitConfig.from_plain(run.config)
     task = make_task(config)
-    task.prepare(_data_folder(config, run.path))
+    contract.prepare(task, _data_folder(config, run.path))
     return task, _best_network(run, task, config.seed, fold)
 
 
@@ -195,7 +206,7 @@ class FitMethod(TrainingMethod):
         self.config, self.settings = config, config.fit
         checked_device(config.device)
         self.task = make_task(config)
-        self.task.prepare(_data_folder(config, run.path))
+        contract.prepare(self.task, _data_folder(config, run.path))
         self.results: list[FoldResult] = []
         self._begin(0)
 
@@ -252,13 +263,16 @@ class FitMethod(TrainingMethod):
             "epoch": learner.epoch,
             "step": learner.step,
             **learned.means,
-            **{f"validation_{name}": value for name, value in measured.means.items()},
+            **{
+                f"{contract.VALIDATION}{name}": value
+                for name, value in measured.means.items()
+            },
             "lr": learner.lr,
             "seconds": learner.seconds,
             "samples_per_second": learned.examples / learned.seconds,
             "measured_per_second": measured.examples / measured.seconds,
         }
-        columns = ("loss", f"validation_{self.task.metric}", "samples_per_second")
+        columns = ("loss", VALIDATION + self.task.metric, "samples_per_second")
         return Iteration(row, {name: row[name] for name in columns})
 
     def _end_fold(self) -> None:
@@ -286,25 +300,32 @@ class FitMethod(TrainingMethod):
     def _write_results(self) -> None:
         """Score baselines, plot pictures of the first fold and write all results."""
         network = _best_network(self.run, self.task, self.config.seed, 0)
-        folder = self.run.path / PICTURES
-        with writing(self.run, self.where(0), "the results"):
+        baselines, pictures = dict[str, float](), list[Path]()
+        # A failure of either must not lose the numbers.
+        with _noting("pictures"):
+            folder = self.run.path / PICTURES
             make_folder(folder)
             generator = generator_of(self.config.seed, "pictures")
+            pictures += contract.finish(self.task, network, folder, generator)
+        with _noting("baselines"):
+            baselines = self._baselines()
+        with writing(self.run, self.where(0), "the results"):
             document = write_results(
                 self.run,
                 self.results,
-                self.task.finish(network, folder, generator),
+                pictures,
                 metric=self.task.metric,
                 parameters=sum(parameter.numel() for parameter in network.parameters()),
                 num_test=self.task.num_test,
-                baselines=self._baselines(),
+                baselines=baselines,
             )
         print(results_table(document), flush=True)
 
     def _baselines(self) -> dict[str, float]:
         means = Means()
         for rows in torch.arange(self.task.num_test).split(self.settings.batch_size):
-            scores = self.task.baselines(self.task.batch("test", rows))
+            batch = contract.batch(self.task, "test", rows)
+            scores = contract.baselines(self.task, batch, examples=len(rows))
             if not scores:
                 return {}
             means.add(scores)
@@ -324,6 +345,17 @@ class FitMethod(TrainingMethod):
         self.results = [FoldResult(**fold) for fold in state["results"]]
         self._begin(state["fold"])
         self.learner.restore(checkpoint)
+
+
+@contextmanager
+def _noting(item: str) -> Iterator[None]:
+    """Print that an item is missing, in place of an exception."""
+    try:
+        yield
+    except InputError as error:
+        print_line(f"no {item}: {error}")
+    except Exception as error:
+        print_line(f"no {item}: {described(error)}")
 
 
 def _network_file(run: Run, fold: int) -> Path:

@@ -23,6 +23,7 @@ from marl_pool.training.optimization import (
     read_parts,
     write_parts,
 )
+from marl_pool.training.supervised import contract
 from marl_pool.training.supervised.settings import FitConfig, FitSettings
 from marl_pool.training.supervised.task import LossAndMetrics, Split, Task
 from marl_pool.utils.errors import InputError
@@ -87,7 +88,7 @@ def initial_network(task: Task, seed: int, number: int) -> nn.Module:
     """
     fold_seed = network_seed(seed, number)
     with seeded(fold_seed, "task"):
-        return task.make_network(fold_seed)
+        return contract.make_network(task, fold_seed)
 
 
 def network_seed(seed: int, number: int) -> int:
@@ -288,18 +289,13 @@ class FoldLearner:
     ) -> LossAndMetrics:
         batch = {
             name: tensor.to(self.device, non_blocking=True)
-            for name, tensor in self.task.batch(split, rows).items()
+            for name, tensor in contract.batch(self.task, split, rows).items()
         }
         mixed = self.settings.bfloat16
         with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
-            outcome = self.task.evaluate(self._compiled, batch, generator)
-        # A plug-in task may return something else.
-        if not isinstance(outcome, LossAndMetrics):
-            raise InputError(
-                f"task: expected {type(self.task).__name__}.evaluate to return "
-                f"LossAndMetrics, got {type(outcome).__name__}"
+            return contract.evaluate(
+                self.task, self._compiled, batch, generator, examples=len(rows)
             )
-        return outcome
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and counts to a folder."""

@@ -22,7 +22,11 @@ class LossAndMetrics(NamedTuple):
     loss: Tensor
     """Scalar to differentiate, the mean over the batch."""
     metrics: dict[str, Tensor]
-    """``(B,)`` values for each example by name, without a gradient."""
+    """``(B,)`` values for each example by name, without a gradient.
+
+    A name is a column of ``metrics.csv``; names of its other columns, such as
+    ``seconds``, are refused, except ``loss``, whose place the metric takes.
+    """
 
 
 class Task(ABC):

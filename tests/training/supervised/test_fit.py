@@ -32,6 +32,7 @@ from marl_pool.training.supervised.learner import (
 )
 from marl_pool.training.supervised.results import FoldResult, read_results, read_study
 from marl_pool.training.supervised.settings import FitConfig, FitSettings
+from marl_pool.training.supervised.task import LossAndMetrics  # noqa: F401 - in cases
 from marl_pool.training.sweep.plan import validate_runs
 from marl_pool.training.sweep.schedule import bundles, saved
 from marl_pool.utils.errors import InputError, StoppedError
@@ -501,25 +502,51 @@ def test_a_run_ended_by_its_time_limit_is_resumed(tmp_path, capsys):
     assert Run.open(path).config["data_dir"] == folder
 
 
-class LossAlone(LineFit):
-    """A task that returns no metrics."""
-
-    def evaluate(self, network, batch, generator):
-        return super().evaluate(network, batch, generator).loss
-
-
-class NoMetric(LineFit):
-    """A task that lacks its own metric."""
-
-    metric = "accuracy"
-
-
-@yaml_cases("name, message")
-def test_an_incomplete_custom_task_is_refused(tmp_path, refused, name, message):
+@yaml_cases("attribute, value, message")
+def test_a_faulty_custom_task_is_refused(
+    tmp_path, refused, monkeypatch, attribute, value, message
+):
+    """The value is an expression; a function of it is called for ``attribute``."""
+    monkeypatch.setattr(LineFit, attribute, eval(value))
     path = tmp_path / "run"
-    words = [*FEW[1:], f"task={__name__}:{name}", "--run-dir", str(path)]
-    assert message in refused("fit", *words)
+    assert message in refused("fit", *FEW, "--run-dir", str(path))
     assert not path.exists()
+    if "metric" not in attribute:
+        assert message in refused("fit", *FEW, "--dry-run")
+
+
+def fail(*args, **kwargs):
+    raise KeyError("a fault of mine")
+
+
+@pytest.mark.parametrize("method", ["prepare", "batch", "make_network", "evaluate"])
+def test_an_exception_of_a_custom_task_is_one_line(
+    tmp_path, refused, monkeypatch, method
+):
+    monkeypatch.setattr(LineFit, method, fail)
+    path = tmp_path / "run"
+    reason = (
+        rf"KeyError: 'a fault of mine' \(.*test_fit.py:\d+\), raised by {method} of "
+    )
+    line = refused("fit", *FEW, "--run-dir", str(path), status=1)
+    assert re.search(f"{reason}LineFit; traceback in .*error.txt", line)
+    assert "Traceback" in (path / "error.txt").read_text()
+    name = "preview" if method == "prepare" else method
+    line = refused("fit", *FEW, "--dry-run", status=1)
+    assert re.search(reason.replace(method, name) + "LineFit$", line)
+
+
+@yaml_cases("method, value, message")
+def test_numbers_survive_failures_after_the_training(
+    tmp_path, capsys, monkeypatch, method, value, message
+):
+    monkeypatch.setattr(LineFit, method, eval(value))
+    run = fitted(tmp_path / "run")
+    assert message in capsys.readouterr().err
+    results = read_results(run.path)
+    assert len(results["folds"]) == 3
+    assert not results["pictures" if method == "finish" else "baselines"]
+    assert results["baselines" if method == "finish" else "pictures"]
 
 
 @pytest.mark.parametrize("name", ["clustering_study", "knn_study", "merging_study"])
