@@ -9,10 +9,12 @@ continues.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -86,25 +88,32 @@ class EarlyStopping:
 
 
 def rung_scores(
-    rows: Iterable[Row], metric: str, percentage: Callable[[Row], int]
+    rows: Sequence[Row], metric: str, percentage: Callable[[Row], int]
 ) -> dict[int, float]:
     """Return the best score so far at the first row of each rung.
 
     A rung ends where the next one begins, so that a late row enters no early
     comparison. Rows before the first finite score are skipped.
     """
-    scores, best = dict[int, float](), -math.inf
-    for row in rows:
-        score = score_of([row], metric)
-        best = best if score is None else max(best, score)
+    scores = dict[int, float]()
+    for row, score in zip(rows, best_so_far(rows, metric), strict=True):
         done = percentage(row)
-        if best > -math.inf and done >= RUNGS[0]:
-            scores.setdefault(max(rung for rung in RUNGS if rung <= done), best)
+        if score is not None and done >= RUNGS[0]:
+            scores.setdefault(max(rung for rung in RUNGS if rung <= done), score)
     return scores
 
 
 def score_of(rows: Iterable[Row], metric: str) -> float | None:
-    """Return the best value of a metric, or None without a finite one.
+    """Return the last number of `best_so_far`; None without rows."""
+    *_, score = (None, *best_so_far(rows, metric))
+    return score
+
+
+def best_so_far(rows: Iterable[Row], metric: str) -> Iterator[float | None]:
+    """Yield the best value of a metric up to each row; None before a finite one.
+
+    For a fit this is the mean over the folds so far of the best value of each, because
+    folds validate different examples.
 
     Args:
         rows: rows of ``metrics.csv``.
@@ -114,12 +123,14 @@ def score_of(rows: Iterable[Row], metric: str) -> float | None:
         InputError: the rows have no such column.
     """
     sign, column = (-1, metric[1:]) if metric.startswith("-") else (1, metric)
-    values = []
+    best = dict[Any, float]()  # by fold; runs other than fits have none
     for row in rows:
         if column not in row:
             raise names.unknown("sweep.metric", column, row)
-        values.append(sign * float(row[column]))
-    return max(filter(math.isfinite, values), default=None)
+        value, fold = sign * float(row[column]), row.get("fold")
+        if math.isfinite(value):
+            best[fold] = max(value, best.get(fold, -math.inf))
+        yield fmean(best.values()) if best else None
 
 
 def percentage(config: RunConfig) -> Callable[[Row], int]:

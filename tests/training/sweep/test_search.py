@@ -14,7 +14,7 @@ from marl_pool.options.overrides import written
 from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Proposal, Sweep, read_table, rounded
 from marl_pool.training.jobs import begun
-from marl_pool.training.sweep.halving import EarlyStopping
+from marl_pool.training.sweep.halving import EarlyStopping, rung_scores, score_of
 from marl_pool.training.sweep.trial import Outcome
 from marl_pool.utils.errors import InputError
 
@@ -340,6 +340,25 @@ def test_a_worse_trial_is_stopped(make_search, earlier_scores, scores, iteration
         if session.was_worse:
             break
     run.close()
+
+
+@pytest.mark.parametrize(
+    ("folds", "values", "score", "rungs"),
+    [
+        ([0, 0, 1, 1], [3.0, 1.0, 4.0, 5.0], -2.5, {10: -3, 30: -1, 90: -2.5}),
+        ([0, 0, 1, 1], [3.0, 4.0, math.nan, 1.0], -2, {10: -3, 30: -3, 90: -2}),
+        ([0, 0], [3.0, 2.0], -2, {10: -3, 30: -2}),
+        ([None] * 4, [3.0, 1.0, 4.0, 5.0], -1, {10: -3, 30: -1, 90: -1}),
+        ([], [], None, {}),
+    ],
+)
+def test_the_score_of_a_fit_is_the_mean_over_its_folds(folds, values, score, rungs):
+    rows = [
+        {"loss": value, "done": done} | ({} if fold is None else {"fold": fold})
+        for fold, value, done in zip(folds, values, [25, 50, 75, 100], strict=False)
+    ]
+    assert score_of(rows, "-loss") == score
+    assert rung_scores(rows, "-loss", lambda row: row["done"]) == rungs
 
 
 @pytest.mark.parametrize(
