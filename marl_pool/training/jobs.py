@@ -248,14 +248,17 @@ def differences(
 
 
 def with_absolute_folders(config: AnyConfig) -> AnyConfig:
-    """Make folders of saved policies absolute, to resume from any directory."""
+    """Make folders of policies and of data absolute, to resume from any directory."""
     return replace(config, **_absolute_folders(vars(config)))
 
 
 def _absolute_folders(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that name folders of saved policies, made absolute."""
+    """Return the settings that name folders of policies or of data, made absolute."""
     sources = {key: settings.get(key) for key in ("teacher", "init", "fixed")}
-    return {key: _absolute(source) for key, source in sources.items() if source}
+    folders = {key: _absolute(source) for key, source in sources.items() if source}
+    if data := settings.get("data_dir"):
+        folders["data_dir"] = os.path.abspath(user_path(data))
+    return folders
 
 
 def _absolute(source: Any) -> Any:

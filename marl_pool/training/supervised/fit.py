@@ -3,10 +3,9 @@
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -21,9 +20,11 @@ from marl_pool.compiled import compile_parts
 from marl_pool.files.atomic import make_folder, write_json
 from marl_pool.files.manifest import add_to_manifest, validate_intact
 from marl_pool.files.tensors import write_tensors
+from marl_pool.networks.set_network import seeded
 from marl_pool.options.construction import build
 from marl_pool.runs.run import Run
 from marl_pool.training.errors import StepError, writing
+from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.supervised import TASKS, contract
 from marl_pool.training.supervised.contract import VALIDATION
@@ -39,13 +40,15 @@ from marl_pool.training.supervised.results import (
     write_results,
 )
 from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.training.supervised.task import Task
+from marl_pool.training.supervised.task import Split, Task
 from marl_pool.utils.devices import checked_device
 from marl_pool.utils.errors import InputError, described, one_line
 from marl_pool.utils.paths import user_path
 from marl_pool.utils.text import print_line
 
 PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
+FIRST_ROWS = 16
+"""Examples of each split that a `fingerprint` reads."""
 BATCHES = 2
 """Timed batches in each epoch of an estimate, after one for warm-up."""
 
@@ -79,9 +82,11 @@ def fit(run: Run, config: FitConfig, should_stop: Callable[[], bool] = never) ->
 
     Raises:
         InputError: incompatible parts of the configuration, or missing data.
-        StoppedError: the loss was not finite, or the disk is full.
+        StoppedError: the loss or a metric was not finite, or the disk is full.
     """
-    TrainingLoop(run, config, should_stop).train(lambda _: FitMethod(run, config))
+    config = with_absolute_folders(config)
+    loop = TrainingLoop(run, config, should_stop)
+    loop.train(lambda checkpoint: FitMethod(run, config, checkpoint))
 
 
 def make_task(config: FitConfig) -> Task:
@@ -180,6 +185,49 @@ def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
     return task, _best_network(run, task, config.seed, fold)
 
 
+def fingerprint(task: Task) -> dict[str, float]:
+    """Return numbers by which other data of a prepared task are recognized.
+
+    They are the sizes of the splits, and the mean magnitude in each tensor of a batch.
+    """
+
+    def means() -> dict[str, float]:
+        return {
+            f"the mean |{name}| of the first {split} rows": float(
+                tensor.double().nan_to_num().abs().mean()
+            )
+            for split, count in counts.items()
+            for name, tensor in contract.batch(
+                task, split, torch.arange(min(count, FIRST_ROWS))
+            ).items()
+        }
+
+    counts: dict[Split, int] = {"train": task.num_train, "test": task.num_test}
+    # A task may augment its examples at random: compare what is the same twice.
+    with seeded(0, "fingerprint"):
+        first, second = means(), means()
+    same = {name: value for name, value in first.items() if second.get(name) == value}
+    return {f"num_{split}": count for split, count in counts.items()} | same
+
+
+def validate_same_data(checkpoint: Path, data: Mapping[str, float]) -> None:
+    """Reject other data than those of a checkpoint; earlier versions stored none."""
+    try:
+        stored = json.loads((checkpoint / PROGRESS).read_text()).get("data", {})
+        changed = [
+            f"{name} {value:.6g}, got {data[name]:.6g}"
+            for name, value in stored.items()
+            # Another machine may round otherwise.
+            if name in data and not math.isclose(value, data[name], rel_tol=1e-3)
+        ]
+    except (ValueError, TypeError, AttributeError, OSError):
+        return  # `restore` reports the damage
+    if changed:
+        raise InputError(
+            f"data_dir: expected the data of {checkpoint}, with {'; '.join(changed)}"
+        )
+
+
 def _best_network(run: Run, task: Task, seed: int, fold: int) -> nn.Module:
     file = _network_file(run, fold)
     network = compile_parts(initial_network(task, seed, fold))
@@ -201,12 +249,15 @@ class FitMethod(TrainingMethod):
 
     unit = "epochs"
 
-    def __init__(self, run: Run, config: FitConfig) -> None:
+    def __init__(self, run: Run, config: FitConfig, checkpoint: Path | None) -> None:
         super().__init__(run, config.fit.folds * config.fit.epochs)
         self.config, self.settings = config, config.fit
         checked_device(config.device)
         self.task = make_task(config)
         contract.prepare(self.task, _data_folder(config, run.path))
+        self.data = fingerprint(self.task)
+        if checkpoint is not None:
+            validate_same_data(checkpoint, self.data)
         self.results: list[FoldResult] = []
         self._begin(0)
 
@@ -253,9 +304,17 @@ class FitMethod(TrainingMethod):
         learner = self.learner
         learned = learner.learn(learner.rows.train)
         measured = learner.measure("train", learner.rows.validation)
-        means = chain(learned.means.values(), measured.means.values())
-        if not all(map(math.isfinite, means)):
-            raise StepError("the loss is not finite")
+        metrics = {
+            **learned.means,
+            **{VALIDATION + name: value for name, value in measured.means.items()},
+        }
+        wrong = [
+            f"{name} is {value}"
+            for name, value in metrics.items()
+            if not math.isfinite(value)
+        ]
+        if wrong:
+            raise StepError(", ".join(wrong))
         # Keep the best weights, or return to them.
         learner.end_epoch(measured.means[self.task.metric])
         row = {
@@ -336,7 +395,8 @@ class FitMethod(TrainingMethod):
     @override
     def save(self, checkpoint: Path) -> None:
         self.learner.save(checkpoint)
-        state = {"fold": self.fold, "results": list(map(asdict, self.results))}
+        results = list(map(asdict, self.results))
+        state = {"fold": self.fold, "results": results, "data": self.data}
         write_json(checkpoint / PROGRESS, state)
 
     @override

@@ -22,7 +22,14 @@ from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Sweep
 from marl_pool.training.jobs import JOBS, config_of
 from marl_pool.training.settings import SweepSettings
-from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
+from marl_pool.training.supervised.fit import (
+    fingerprint,
+    fit,
+    make_task,
+    open_fit,
+    price,
+    validate_same_data,
+)
 from marl_pool.training.supervised.learner import (
     ALPHA,
     FoldLearner,
@@ -32,7 +39,7 @@ from marl_pool.training.supervised.learner import (
 )
 from marl_pool.training.supervised.results import FoldResult, read_results, read_study
 from marl_pool.training.supervised.settings import FitConfig, FitSettings
-from marl_pool.training.supervised.task import LossAndMetrics  # noqa: F401 - in cases
+from marl_pool.training.supervised.task import LossAndMetrics
 from marl_pool.training.sweep.plan import validate_runs
 from marl_pool.training.sweep.schedule import bundles, saved
 from marl_pool.utils.errors import InputError, StoppedError
@@ -357,9 +364,23 @@ def test_a_compiled_network_learns_the_same(tmp_path):
 
 def test_a_nan_loss_stops_the_run_and_keeps_a_checkpoint(tmp_path):
     run = run_of(tmp_path / "run", "task.nan_after=2")
-    with pytest.raises(StoppedError, match=r"fold 0: the loss is not finite; kept .*2"):
+    with pytest.raises(StoppedError, match=r"fold 0: loss is nan, .*; kept .*2"):
         fit(run, config_of(run))
     assert len(run.rows()) == 2
+
+
+def test_a_metric_that_is_not_finite_is_named(tmp_path, monkeypatch):
+    def evaluate(self, network, batch, generator):
+        errors = (network(batch["x"]) - batch["y"])[:, 0]
+        metrics = {"squared_error": errors.square(), "ratio": errors / 0}
+        if network.training:
+            del metrics["ratio"]
+        return LossAndMetrics(errors.square().mean(), metrics)
+
+    monkeypatch.setattr(LineFit, "evaluate", evaluate)
+    run = run_of(tmp_path / "run")
+    with pytest.raises(StoppedError, match="fold 0: validation_ratio is [a-z-]+; no"):
+        fit(run, config_of(run))
 
 
 @pytest.mark.parametrize(
@@ -398,6 +419,63 @@ def test_a_run_killed_before_a_folds_result_measures_it_again(tmp_path, monkeypa
         for source in (run, complete)
     )
     assert folds == reference
+
+
+class Stored(LineFit):
+    """A task whose factor is in a file of its data."""
+
+    def __init__(self, *, data_dir=None, **options):
+        super().__init__(noisy=False, **options)
+        self.data_dir, self.factor = Path(data_dir), 0.0
+
+    def prepare(self, folder):
+        super().prepare(folder)
+        self.factor = float((self.data_dir / "factor").read_text())
+
+    def batch(self, split, rows):
+        examples = super().batch(split, rows)
+        return {**examples, "y": self.factor * examples["x"]}
+
+
+def test_a_run_does_not_continue_on_other_data(elsewhere, refused):
+    words = ["resume", "run", "--plugin", f"{__name__}:Stored"]
+    for name, factor in (("data", 3.0), ("same", 3.0), ("other", 5.0)):
+        Path(name).mkdir()
+        Path(name, "factor").write_text(str(factor))
+    run = run_of(Path("run"), f"task={__name__}:Stored", "data_dir=data")
+    stop_after(run, 3)
+    run.close()
+    # The folder is stored for any working directory.
+    stored = run.config["data_dir"]
+    assert stored == str(elsewhere / "data")
+    line = refused(*words, "data_dir=other")
+    assert "data_dir: expected the data of run/checkpoints/" in line
+    assert "the mean |y| of the first train rows" in line
+    assert Run.open("run").config["data_dir"] == stored
+    assert main([*words, "data_dir=same"]) == 0
+
+
+@pytest.mark.parametrize("content", ['{"fold": 0, "results": []}', '{"data": 3}', "{"])
+def test_data_are_compared_only_if_a_checkpoint_describes_them(tmp_path, content):
+    (tmp_path / "progress.json").write_text(content)
+    validate_same_data(tmp_path, {"num_train": 3})
+
+
+def test_a_fingerprint_ignores_what_is_random():
+    class Random(LineFit):
+        def batch(self, split, rows):
+            return {**super().batch(split, rows), "z": torch.rand(len(rows))}
+
+    task = Random()
+    task.prepare(Path())
+    state = torch.get_rng_state()
+    names = set(fingerprint(task))
+    assert torch.get_rng_state().equal(state)
+    assert names == {"num_train", "num_test"} | {
+        f"the mean |{name}| of the first {split} rows"
+        for name in "xy"
+        for split in ("train", "test")
+    }
 
 
 def test_a_fold_ends_after_its_seconds_and_is_counted_to_its_end(tmp_path, capsys):
