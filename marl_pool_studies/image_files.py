@@ -13,7 +13,7 @@ import zlib
 from http.client import HTTPException
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def read_idx(file: Path) -> np.ndarray:
         InputError: another format, or a truncated or corrupt file.
     """
     try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+        with _open(file) as opened:
             # Type 8 means unsigned bytes.
             first = opened.read(4)
             header = opened.read(4 * first[3]) if len(first) == 4 else b""
@@ -128,7 +128,7 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
     """Read an archive.
 
     Args:
-        file: path of the ``.tar.gz``.
+        file: path of the archive, gzip-compressed if the name ends in ``.gz``.
         kind: key of `ARCHIVES`.
 
     Returns:
@@ -141,7 +141,7 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
     archive = ARCHIVES[kind]
     try:
         with (
-            gzip.open(file) as unpacked,
+            _open(file) as unpacked,
             tarfile.open(fileobj=Bounded(unpacked, ARRAY_BYTES), mode="r:") as opened,  # type: ignore[call-overload]
         ):
             train = [_read_batch(opened, archive, name) for name in archive.train]
@@ -154,6 +154,10 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
         raise InputError(f"{file}: {error}") from error
     images, labels = (np.concatenate(part) for part in zip(*train, strict=True))
     return images, labels, *test
+
+
+def _open(file: Path) -> BinaryIO | gzip.GzipFile:
+    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
 
 
 def _read_batch(

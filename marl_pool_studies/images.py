@@ -1,5 +1,7 @@
 """Labelled image data sets, random crops and flips, patches and their embedding."""
 
+import hashlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -23,8 +25,8 @@ SOURCES = {
     )
     for name, data in _DATASETS.items()
 }
-"""Files to download for each data set. Local files are not verified, because
-Fashion-MNIST exists with other splits."""
+"""Files to download for each data set. Local files need not have these checksums,
+because Fashion-MNIST exists with other splits."""
 
 
 class Normalization(NamedTuple):
@@ -56,13 +58,13 @@ def load_images(
 ) -> Images:
     """Read a data set from ``data_dir/dataset`` or, with less precedence, ``data_dir``.
 
-    MNIST and Fashion-MNIST are four IDX files, compressed or not. CIFAR is the archive
-    of its binary version. Missing files are downloaded into ``data_dir/dataset``, if
-    asked.
+    MNIST and Fashion-MNIST are four IDX files, compressed or not, all of one folder.
+    CIFAR is the archive of its binary version. Missing files are downloaded into
+    ``data_dir/dataset``, if asked.
 
     Raises:
-        InputError: no folder given, missing, truncated or corrupt files, or a
-            failed download.
+        InputError: no folder given, missing, truncated or corrupt files, those of
+            another data set, or a failed download.
     """
     if data_dir is None:
         raise InputError(
@@ -75,16 +77,27 @@ def load_images(
             f"data_dir: expected a folder with the files of {dataset}, got {data_dir}; "
             "download=true downloads them"
         )
-    files = {source: _find(folder, dataset, source.name) for source in SOURCES[dataset]}
-    missing = [source for source, file in files.items() if file is None]
+    # MNIST and Fashion-MNIST have the same names of files, so never mix two folders.
+    sources = SOURCES[dataset]
+    inner, outer = (_found(place, sources) for place in (folder / dataset, folder))
+    files = max(inner, outer, key=len)
+    is_usable = len(files) == len(sources) and not _other_dataset(dataset, files)
+    if download and not is_usable:
+        files = inner
+    missing = [source for source in sources if source not in files]
     if missing and not download:
         raise InputError(
             f"data_dir: {data_dir} lacks {', '.join(s.name for s in missing)}, "
             f"also in its folder {dataset}; download=true downloads "
-            f"{'them' if len(missing) > 1 else 'it'}"
+            f"{'them' if len(sources) - len(inner) > 1 else 'it'}"
         )
     files |= {source: fetch(source, folder / dataset) for source in missing}
-    return _read(dataset, list(filter(None, files.values())))
+    if other := _other_dataset(dataset, files):
+        raise InputError(
+            f"data_dir: expected a folder with the files of {dataset}, got {other} in "
+            f"{files[sources[0]].parent}"
+        )
+    return _read(dataset, [files[source] for source in sources])
 
 
 def resize(images: Tensor, size: int) -> Tensor:
@@ -236,6 +249,11 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
                 f"{folder}: expected a label for each image, got images "
                 f"{images.shape} and labels {labels.shape}"
             )
+        if not len(images):
+            raise InputError(
+                f"{folder}: expected images for training and for the test, got "
+                f"{len(parts[0])} and {len(parts[2])}"
+            )
         height, width, _ = shape = images.shape[1:]
         if height != width or shape != parts[0].shape[1:]:
             raise InputError(
@@ -253,9 +271,26 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
     return Images(train, train_labels.long(), test, test_labels.long(), classes)
 
 
-def _find(folder: Path, dataset: str, name: str) -> Path | None:
-    """Find a file in the subfolder or the folder, compressed or not."""
-    choices = (name, name.removesuffix(".gz"))
-    places = (folder / dataset, folder)
-    files = (place / choice for place in places for choice in choices)
-    return next((file for file in files if file.is_file()), None)
+def _found(folder: Path, sources: Iterable[Source]) -> dict[Source, Path]:
+    """Return the files of a folder, compressed or not."""
+    files = {}
+    for source in sources:
+        for name in (source.name.removesuffix(".gz"), source.name):
+            if (folder / name).is_file():
+                files[source] = folder / name
+    return files
+
+
+def _other_dataset(dataset: str, files: Mapping[Source, Path]) -> str:
+    """Return the data set of files that are known to be of another one, or ""."""
+    names = {source.name for source in files}
+    for other, sources in SOURCES.items():
+        if other == dataset or not names & {source.name for source in sources}:
+            continue
+        for file in files.values():
+            folder = file.parent.resolve().name.lower().replace("-", "_")
+            with file.open("rb") as content:
+                checksum = hashlib.file_digest(content, "md5").hexdigest()
+            if folder == other or checksum in {source.md5 for source in sources}:
+                return other
+    return ""

@@ -197,7 +197,7 @@ class Sets:
     def _open(self, file: Path) -> Floats:
         try:
             opened: Floats = np.load(file, mmap_mode="r")
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, EOFError) as error:
             raise InputError(f"{file}: cannot be read ({error}); delete it") from error
         if opened.shape != self._shape or opened.dtype != np.float32:
             raise InputError(

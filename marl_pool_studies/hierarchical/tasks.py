@@ -122,6 +122,13 @@ class MergedImages(Hierarchy, ImageTask):
         self.num_tokens = (self.size // self.patch) ** 2
         self.trained = self._levels("task.proportions", self.proportions)
         self.measured = self._levels("task.levels", self.levels)
+        # Metrics are named by the number of tokens.
+        counts = [level.tokens for level in self.measured]
+        if self.num_tokens > 1 and len({*counts}) < len(counts):
+            raise InputError(
+                "task.levels: expected fractions that leave different numbers of "
+                f"tokens, got {list(self.levels)}, which leave {counts}"
+            )
         self.epoch = 0
 
     def _levels(self, where: str, proportions: Sequence[float]) -> list[Level]:

@@ -50,6 +50,16 @@ def test_damaged_idx_files_are_refused(tmp_path):
             read_idx(tmp_path / name)
 
 
+def md5(content):
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def published(folder):
+    """The files of MNIST in a folder, as a data set to download."""
+    files = [folder / source.name for source in SOURCES["mnist"]]
+    return tuple(Source(file.as_uri(), md5(file.read_bytes())) for file in files)
+
+
 def test_a_subfolder_or_the_folder_holds_the_files(tmp_path):
     """The subfolder comes first, since both sets have the same names of files."""
     write_mnist(tmp_path, train=30)
@@ -60,6 +70,35 @@ def test_a_subfolder_or_the_folder_holds_the_files(tmp_path):
     assert images.test_labels.shape == (10,)
     assert images.train.dtype == torch.uint8
     assert images.num_classes == 10
+
+
+def test_files_of_two_folders_are_not_mixed(tmp_path):
+    write_mnist(tmp_path, train=30)
+    write_mnist(tmp_path / "mnist")
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    images = load_images("mnist", tmp_path)
+    assert (len(images.train), len(images.train_labels)) == (30, 30)
+    (tmp_path / "t10k-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(InputError, match="lacks t10k-labels-idx1-ubyte.gz, also"):
+        load_images("mnist", tmp_path)
+
+
+@pytest.mark.parametrize("sign", ["checksum", "folder"])
+def test_files_of_another_data_set_are_refused(tmp_path, monkeypatch, sign):
+    folder = tmp_path / ("Fashion-MNIST" if sign == "folder" else "data")
+    files = write_mnist(folder)
+    if sign == "checksum":
+        monkeypatch.setitem(SOURCES, "fashion_mnist", published(files))
+    message = (
+        f"expected a folder with the files of mnist, got fashion_mnist in {folder}"
+    )
+    with pytest.raises(InputError, match=message):
+        load_images("mnist", folder)
+    # A download goes to the folder's folder.
+    monkeypatch.setitem(SOURCES, "mnist", published(write_mnist(tmp_path / "b", 30)))
+    assert len(load_images("mnist", folder, download=True).train) == 30
+    assert len(load_images("mnist", folder).train) == 30
+    assert len(load_images("fashion_mnist", folder).train) == 40
 
 
 def test_missing_files_are_named(tmp_path):
@@ -84,6 +123,14 @@ def test_missing_files_are_named(tmp_path):
 def test_images_and_labels_must_fit(tmp_path, name, array, message):
     write_mnist(tmp_path)
     (tmp_path / f"{name}-ubyte.gz").write_bytes(gzip.compress(idx(array)))
+    with pytest.raises(InputError, match=message):
+        load_images("mnist", tmp_path)
+
+
+@pytest.mark.parametrize(("train", "test"), [(40, 0), (0, 10)])
+def test_a_part_without_images_is_refused(tmp_path, train, test):
+    write_mnist(tmp_path, train, test)
+    message = f"{tmp_path}: expected images for .* test, got {train} and {test}"
     with pytest.raises(InputError, match=message):
         load_images("mnist", tmp_path)
 
@@ -114,6 +161,15 @@ def test_a_cifar_archive_is_read(tmp_path, kind):
     # A red, a green and a blue plane, each row after row.
     pixel = [row[color * 1024 + 5 * 32 + 7] for color in range(3)]
     assert images.test[1, 5, 7].tolist() == pixel
+
+
+def test_an_archive_may_be_uncompressed(tmp_path):
+    name = SOURCES["cifar100"][0].name
+    file = write_cifar(tmp_path / name, "cifar100", cifar_contents("cifar100"))
+    expected = load_images("cifar100", tmp_path)
+    file.with_suffix("").write_bytes(gzip.decompress(file.read_bytes()))
+    file.unlink()
+    assert load_images("cifar100", tmp_path).train.equal(expected.train)
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
@@ -161,10 +217,6 @@ def test_damaged_cifar_archives_are_refused(tmp_path):
 # Downloads
 
 
-def md5(content):
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-
 def test_a_download_is_checked(tmp_path):
     origin = tmp_path / "origin" / "file.gz"
     origin.parent.mkdir()
@@ -182,13 +234,7 @@ def test_a_download_is_checked(tmp_path):
 
 def test_download_fetches_what_is_missing_only(tmp_path, monkeypatch):
     write_mnist(tmp_path / "origin")
-    sources = tuple(
-        Source(
-            file.as_uri(),
-            hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest(),
-        )
-        for file in (tmp_path / "origin" / source.name for source in SOURCES["mnist"])
-    )
+    sources = published(tmp_path / "origin")
     monkeypatch.setitem(SOURCES, "mnist", sources)
     with pytest.raises(InputError, match="download=true downloads them"):
         load_images("mnist", tmp_path / "mine")

@@ -285,15 +285,16 @@ def test_a_folder_that_cannot_hold_the_sets(tmp_path: Path, monkeypatch: Any) ->
     [
         (np.zeros((700, 4, 4), np.float32), r"of shape \(700, 4, 3\), got .* 4, 4\)"),
         (np.zeros((700, 4, 3)), "expected float32 .*, got float64 "),
-        (None, "cannot be read"),
+        (1000, "cannot be read"),
+        (0, "cannot be read"),
     ],
 )
 def test_a_file_that_is_not_what_its_name_says(tmp_path, monkeypatch, content, message):
     monkeypatch.setattr(room, "IN_MEMORY", 0)
     file = sets_in(tmp_path).file
     assert file is not None
-    if content is None:
-        file.write_bytes(file.read_bytes()[:1000])
+    if isinstance(content, int):
+        file.write_bytes(file.read_bytes()[:content])
     else:
         np.save(file, content)
     with pytest.raises(InputError, match=message):
