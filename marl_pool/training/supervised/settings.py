@@ -34,9 +34,10 @@ class FitSettings:
     epochs: PositiveInt = 10
     """Maximum passes over a fold's training examples."""
     seconds_per_fold: PositiveFloat | None = None
-    """Seconds of training, without validation, after which a fold ends; the learning
-    rate schedule is stretched to them. With None only ``epochs`` limits a fold. A run
-    with a time limit cannot be reproduced exactly."""
+    """Seconds of training, without validation, after which a fold ends if ``epochs`` do
+    not end it first. The learning rate schedule follows the limit that is nearer, so
+    set more ``epochs`` than fit into the seconds. With None only ``epochs`` limits a
+    fold. A run with a time limit cannot be reproduced exactly."""
     batch_size: Examples = 750
     """Examples of a gradient step."""
     optimizer: Literal["adam", "adamw"] = "adam"
