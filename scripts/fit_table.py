@@ -1,4 +1,4 @@
-"""Print a sweep of supervised runs as a Markdown table, a row for each finished run.
+"""Print a sweep or search of fits as a Markdown table, a row for each finished run.
 
     python scripts/fit_table.py SWEEP [--metrics error cross_entropy]
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from markdown_tables import markdown_table
 
-from marl_pool.runs.sweep import Sweep, trial_name
+from marl_pool.runs.sweep import Sweep, proposal_name, trial_name
 from marl_pool.training.supervised.results import read_study
 from marl_pool.utils.errors import InputError
 
@@ -43,25 +43,32 @@ def table(sweep: Path, metrics: Sequence[str] | None) -> list[str]:
     Raises:
         InputError: no sweep, no finished run, or a metric that the runs don't have.
     """
-    grid = Sweep.open(sweep).grid
-    trials = {
-        trial_name(dict(zip(grid, values, strict=True))): tuple(map(str, values))
-        for values in product(*grid.values())
-    }
+    opened = Sweep.open(sweep)
+    keys = list(opened.space or opened.grid)
+    if opened.space:
+        trials = {
+            proposal_name(number): tuple(str(proposal.values[key]) for key in keys)
+            for number, proposal in enumerate(opened.proposals())
+        }
+    else:
+        trials = {
+            trial_name(dict(zip(keys, values, strict=True))): tuple(map(str, values))
+            for values in product(*opened.grid.values())
+        }
     by_values = {
         trials[path.name]: run
         for path, run in read_study(sweep).items()
         if path.name in trials
     }
     if not by_values:
-        raise InputError(f"{sweep}: expected finished trials of its grid, found none")
+        raise InputError(f"{sweep}: expected finished trials, found none")
     names = list(
         dict.fromkeys(name for run in by_values.values() for name in run["mean"])
     )
     for name in metrics or ():
         if name not in names:
             raise InputError(f"--metrics: expected of {', '.join(names)}, got {name}")
-    columns = [*grid, "parameters", "epochs", "s a fold", *(metrics or names)]
+    columns = [*keys, "parameters", "epochs", "s a fold", *(metrics or names)]
     rows = [
         [*values, *_numbers(run, metrics or names)] for values, run in by_values.items()
     ]

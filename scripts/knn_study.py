@@ -122,8 +122,11 @@ def tabulate(trials: list[dict[str, Any]]) -> Table:
     """Arrange the measured losses, with rows in the paper's order.
 
     Raises:
-        InputError: two runs for one cell, such as two seeds.
+        InputError: two runs for one cell, such as two seeds, or runs on other sets.
     """
+    data = {str(_data(trial)): None for trial in trials}
+    if len(data) > 1:
+        raise InputError(f"expected runs on the same sets, got {' and '.join(data)}")
     table: Table = {}
     for trial in trials:
         column = _column(trial["task"])
@@ -198,6 +201,15 @@ def draw(table: Table, num_vectors: int, title: str, out: Path) -> None:
 
 def _column(task: Mapping[str, Any]) -> Column:
     return int(task["k"]) if task["target"] == "nearest" else str(task["target"])
+
+
+def _data(trial: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the title says of all cells, and what their sets depend on."""
+    task = trial["task"]
+    keys = ("num_vectors", "dim", "data_seed")
+    kind = "nearest" if task["target"] == "nearest" else "aggregation"
+    options = {key: task[key] for key in keys if key in task}
+    return {**options, "target": kind, "scale": trial["scale"]}
 
 
 def _place(column: Column) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from markdown_tables import half_interval, markdown_table
-from study_arguments import study_parser
+from study_arguments import reported, study_parser
 
 from marl_pool.files.figures import figure_style, new_figure, save_png, style_axes
 from marl_pool.runs.sweep import read_table
@@ -96,7 +96,8 @@ def main() -> None:
     parser.add_argument("--metric", default="return_mean")
     arguments = parser.parse_args()
     # A key without a value, null, is a value of its facet or line.
-    rows = read_table(arguments.sweep)
+    with reported(parser):
+        rows = read_table(arguments.sweep)
     for row in rows:
         row |= {key: "null" for key, value in row.items() if value is None}
     table = pd.DataFrame(rows)

@@ -106,10 +106,12 @@ def read_study(
 ) -> dict[Path, dict[str, Any]]:
     """Read the results of all finished runs in a folder, by the runs' folders.
 
-    ``tasks`` holds the permitted names of tasks; by default all are permitted.
+    ``tasks`` holds the permitted names of tasks, of which the folder must have only
+    one; by default all are permitted, also together.
 
     Raises:
-        InputError: no finished run, a damaged one, or one of another task.
+        InputError: no finished run, a damaged one, one of another task, or several
+            tasks.
     """
     runs = {
         config.parent: read_results(config.parent)
@@ -124,4 +126,9 @@ def read_study(
             raise InputError(
                 f"{run}: expected a run of task={' or task='.join(tasks)}, got {name}"
             )
+    names = list(dict.fromkeys(results["task"]["name"] for results in runs.values()))
+    if tasks is not None and len(names) > 1:
+        raise InputError(
+            f"{folder}: expected runs of one task, got {' and '.join(names)}"
+        )
     return runs

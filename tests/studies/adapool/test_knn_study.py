@@ -18,11 +18,12 @@ def write(sweep: Path, number: int, pooling: dict[str, Any], **options: Any) -> 
     mean = options.pop("mean")
     folds = options.pop("folds", 3)
     has_constant = options.pop("has_constant", False)
+    scale = options.pop("scale", "cpu")
     results = {
         "task": {**task, **options},
         "encoder": {"name": "transformer", "dim": 16, "num_layers": 12},
         "pooling": pooling,
-        "scale": "cpu",
+        "scale": scale,
         "metric": "mse",
         "folds": [{}] * folds,
         "mean": {"mse": mean},
@@ -95,8 +96,9 @@ def test_aggregation_is_compared_at_the_papers_size_alone(run, tmp_path) -> None
     printed = run(tmp_path)
     assert "| AdaPool | 0.1000 ± 0.0012 / 0.002 |" in printed
     assert "| AdaPool, query [0] | 0.1000 ± 0.0012 |" in printed
-    write(tmp_path, 3, {"name": "avg"}, k=4, target="max", mean=0.2, folds=1)
-    assert "| AvgPool | 0.2000 |" in run(tmp_path)
+    size = {"target": "max", "num_vectors": 128}
+    write(tmp_path, 3, {"name": "avg"}, k=4, mean=0.2, folds=1, **size)
+    assert "| AvgPool | 0.2000 / 0.003 |" in run(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +114,26 @@ def test_what_is_no_study_is_refused(run, tmp_path, capsys, count, message) -> N
     with pytest.raises(SystemExit, match="^2$"):
         run(tmp_path)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_vectors", 64),
+        ("dim", 8),
+        ("target", "max"),
+        ("data_seed", 1),
+        ("scale", "tiny"),
+    ],
+)
+def test_runs_on_other_sets_are_refused(run, tmp_path, capsys, key, value) -> None:
+    write(tmp_path, 0, {"name": "max"}, k=1, mean=0.06, data_seed=0)
+    write(
+        tmp_path,
+        1,
+        {"name": "max"},
+        **{"k": 2, "mean": 0.05, "data_seed": 0, key: value},
+    )
+    with pytest.raises(SystemExit, match="^2$"):
+        run(tmp_path)
+    assert "expected runs on the same sets, got {'num_vec" in capsys.readouterr().err

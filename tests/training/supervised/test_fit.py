@@ -19,7 +19,7 @@ from helpers.tables import yaml_cases
 from marl_pool.cli.main import main
 from marl_pool.config import check, compose, plan_sweep
 from marl_pool.runs.run import Run
-from marl_pool.runs.sweep import Sweep
+from marl_pool.runs.sweep import Proposal, Sweep
 from marl_pool.training.jobs import JOBS, config_of
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import (
@@ -814,6 +814,27 @@ def test_the_table_shows_swept_keys_of_any_section(tmp_path, capsys):
     assert "expected of squared_error, got error" in capsys.readouterr().err
 
 
+def test_the_table_shows_the_proposals_of_a_search(tmp_path, capsys):
+    space = {"fit.lr": ["uniform", 0.1, 0.2]}
+    sweep = Sweep(tmp_path, {}, [], verb="fit", space=space)
+    fitted(tmp_path / "trials" / "0001", "fit.lr=0.2")
+    sweep.write()
+    sweep.write_proposals([Proposal({"fit.lr": lr}) for lr in (0.1, 0.2)])
+    script = runpy.run_path(str(ROOT / "scripts" / "fit_table.py"))
+    head, _, row = script["table"](tmp_path, None)
+    assert head.startswith("| fit.lr | parameters |")
+    assert row.startswith("| 0.2 | 1 | 3 |")
+
+
+def test_learning_curves_refuse_a_missing_sweep(tmp_path, capsys, monkeypatch):
+    script = runpy.run_path(str(ROOT / "scripts" / "study_curves.py"))
+    words = ["study_curves", "/nowhere", "--facet=pooling", "--out"]
+    monkeypatch.setattr(sys, "argv", [*words, str(tmp_path / "z.png")])
+    with pytest.raises(SystemExit, match="^2$"):
+        script["main"]()
+    assert "study_curves: error: /nowhere" in capsys.readouterr().err
+
+
 def test_what_holds_no_study_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"expected finished runs of fit, got none"):
         read_study(tmp_path)
@@ -821,3 +842,10 @@ def test_what_holds_no_study_is_refused(tmp_path):
     assert list(read_study(tmp_path)) == [tmp_path / "run"]
     with pytest.raises(InputError, match=r"run: expected a run of task=images, got"):
         read_study(tmp_path, ["images"])
+    fitted(tmp_path / "second", f"task={__name__}:Unseeded")
+    assert len(read_study(tmp_path)) == 2
+    tasks = ["helpers.line_fit:LineFit", f"{__name__}:Unseeded"]
+    with pytest.raises(
+        InputError, match="expected runs of one task, got helpers.* and"
+    ):
+        read_study(tmp_path, tasks)
