@@ -366,7 +366,7 @@ class Rollout:
         """Play one episode in every environment; ended environments are dropped.
 
         One episode per environment is unbiased, whereas the first n episodes to finish
-        would favour short ones. No environment is left in the rollout afterwards.
+        would favor short ones. No environment is left in the rollout afterwards.
 
         Args:
             on_step: called after each step with the environments not yet dropped. It

@@ -152,7 +152,7 @@ class PatchEmbedding(TokenEmbedding):
     .. math:: h = \mathrm{dropout}(\mathrm{LN}(W\, \mathrm{LN}((x - \mu) / \sigma)) + e)
 
     with pixels x in [0, 1], the data set's :math:`\mu` and :math:`\sigma`, and the
-    learned embedding e of the patch's position. Normalisation, both layer norms and
+    learned embedding e of the patch's position. Normalization, both layer norms and
     dropout are optional.
 
     Source: the published code of the AdaPool paper's image studies,

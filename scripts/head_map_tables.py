@@ -46,7 +46,7 @@ MARKS = "<!-- measured -->", "<!-- end -->"
 FLAT = 0.02
 """Largest change of the training return in the last fifth of a flat run."""
 WORST = 0.5
-"""Loss at the dark end of the colours."""
+"""Loss at the dark end of the colors."""
 
 
 class Advice(NamedTuple):

@@ -3,7 +3,7 @@
     python scripts/knn_study.py SWEEP [--out FILE.png]
 
 The table has a row for each pooling head and baseline, and a column for each number of
-neighbours or each aggregation. A cell is the mean ± standard deviation of the test loss
+neighbors or each aggregation. A cell is the mean ± standard deviation of the test loss
 over the *folds* of one data set, not over seeds, and R² of the mean in parentheses;
 published numbers of the same size follow a slash. The picture is Figure 4, against the
 share of signal k / N.

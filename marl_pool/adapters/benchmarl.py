@@ -51,7 +51,7 @@ except ModuleNotFoundError as error:
 class SetModel(Model):
     """BenchMARL's model of an actor or critic around an `AgentNetwork`.
 
-    It follows BenchMARL's conventions: a critic that is centralised pools the set of
+    It follows BenchMARL's conventions: a critic that is centralized pools the set of
     all agents, or reads the task's state; one that isn't, like an actor, reads each
     agent's own observation. Where several arrays are read, such as an agent's
     observation and action, each is a type of tokens, and a vector among them is one
@@ -123,7 +123,7 @@ class SetModelConfig(ModelConfig):
         pooling, encoder, dim, num_layers, num_heads, type_embedding, input_activation,
             init_std: see `SpaceNetwork`.
         vector: ``"numbers"`` if each number of an observation is a token, ``"token"``
-            if the observation is a single one, so that a centralised critic's tokens
+            if the observation is a single one, so that a centralized critic's tokens
             are the agents.
         token_options: options of `TokenOptions`, such as ``{"presence": 0}``.
     """

@@ -36,7 +36,7 @@ examples:
   marl-pool evolve policy=feed_forward evolution=pgpe evolution.population=64 seed=3
   marl-pool evolve evolution=cma init=zeros repetitions=32 time_limit=600
 """,
-    "clone": """clone a teacher's behaviour
+    "clone": """clone a teacher's behavior
 {keys}
 teacher=… is the folder of a run or policy, heuristic, a name of `marl-pool list
 teachers`, or package.module:Class of a policy. clone=sequences is for students with a

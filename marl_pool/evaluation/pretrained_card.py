@@ -61,7 +61,7 @@ class GroupCard:
 
     @classmethod
     def from_results(cls, results: "EvaluationResults", group: str) -> Self:
-        """Summarise the rows of a group in which no actions were sampled."""
+        """Summarize the rows of a group in which no actions were sampled."""
         rows = [
             row for row in results.results if row.group == group and not row.stochastic
         ]

@@ -23,7 +23,7 @@ Checkpoint = Literal["best", "last"] | NonNegativeInt
 """A saved policy of a run: the best, the last, or the number of an iteration."""
 VideoFormat = Literal["webm", "mp4", "gif", "webp"]
 ANALYSES = Registry[str]("analysis", {})
-"""Functions from installed packages that analyse an evaluation, by short name."""
+"""Functions from installed packages that analyze an evaluation, by short name."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ INK, GRID, FAINT = "#333333", "#e4e4e0", "#8a8a84"
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE = "#E69F00"
 OKABE_ITO = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, "#56B4E9", "#444444")
-"""Colour-blind-safe palette (Okabe and Ito, 2008) without yellow."""
+"""Color-blind-safe palette (Okabe and Ito, 2008) without yellow."""
 MARKERS = "osD^vPX*"
 INSTALL_PLOTS = 'pip install "marl-pool[plots]"'
 STYLE: dict[Any, Any] = {
@@ -44,14 +44,14 @@ STYLE: dict[Any, Any] = {
 
 
 class LineStyle(NamedTuple):
-    """Colour and marker of one method in all figures."""
+    """Color and marker of one method in all figures."""
 
     color: str
     marker: str
 
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
-    """Assign a colour and a marker to each name; colours repeat after seven."""
+    """Assign a color and a marker to each name; colors repeat after seven."""
     return {
         name: LineStyle(OKABE_ITO[i % len(OKABE_ITO)], MARKERS[i % len(MARKERS)])
         for i, name in enumerate(names)

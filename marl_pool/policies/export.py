@@ -174,7 +174,7 @@ def _allows_more_tokens(policy: SpecifiedPolicy) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first cause as one line, without colours."""
+    """Return the first cause as one line, without colors."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = re.sub(r"\x1b\[[\d;]*m", "", str(error))

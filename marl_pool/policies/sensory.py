@@ -87,7 +87,7 @@ class Sensory(SensorAgent):
     Source: "The Sensory Neuron as a Transformer" (Tang and Ha, 2021,
     https://arxiv.org/abs/2109.02869), section 4.1 (CartPole: 16 codes and a linear
     layer) and section 4.2 (Ant: 32 codes and one hidden layer of 32; two hidden layers
-    in a student of behaviour cloning).
+    in a student of behavior cloning).
 
     Args:
         pooling: ``{"name": …, **options}`` of a recurrent pooling head.

@@ -1,4 +1,4 @@
-"""KNN-centroid: predict the mean of a point's nearest neighbours."""
+"""KNN-centroid: predict the mean of a point's nearest neighbors."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,14 +67,14 @@ class SetRegression(nn.Module):
 class KnnCentroid(Task):
     r"""Predict the mean of the k vectors nearest to a marked one; measures signal loss.
 
-    With the k nearest neighbours :math:`\mathcal{N}_k(x_t)` of the target point
+    With the k nearest neighbors :math:`\mathcal{N}_k(x_t)` of the target point
     :math:`x_t` the loss of a prediction :math:`\hat y` is the mean squared error
 
     .. math::
         L = \frac{1}{d} \Big\| \hat y -
             \frac{1}{k} \sum_{x \in \mathcal{N}_k(x_t)} x \Big\|^2,
 
-    which the paper calls the signal loss: the neighbours are signal, all other vectors
+    which the paper calls the signal loss: the neighbors are signal, all other vectors
     noise. A learned type embedding marks the target point. With the targets "min",
     "max" and "mean" no vector is marked, and each feature's minimum, maximum or mean
     over the set is predicted (B.3); AdaPool's query is then the mean of the vectors, or
@@ -107,7 +107,7 @@ class KnnCentroid(Task):
     dim: Size = 16
     """d, features of a vector."""
     k: Size = 4
-    """Neighbours, in [1, N]; N means all N - 1 other vectors. For "nearest" only."""
+    """Neighbors, in [1, N]; N means all N - 1 other vectors. For "nearest" only."""
     target: Target = "nearest"
     """nearest, min, max or mean."""
     num_samples: Examples = 1_000_000

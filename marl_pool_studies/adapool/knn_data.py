@@ -1,4 +1,4 @@
-"""Random sets of vectors, their storage, and the means of nearest neighbours."""
+"""Random sets of vectors, their storage, and the means of nearest neighbors."""
 
 import os
 import shutil
@@ -118,15 +118,15 @@ def sample_choices(seed: int, num_samples: int, num_vectors: int) -> Integers:
 def nearest_means(sets: Floats, target_indices: Integers, k: int) -> Floats:
     """Compute the mean of the k vectors nearest to the target point, ``(B, d)``.
 
-    Distances are Euclidean. The target point is not a neighbour of itself, so a set has
-    N - 1 neighbours, and k = N gives the mean of those.
+    Distances are Euclidean. The target point is not a neighbor of itself, so a set has
+    N - 1 neighbors, and k = N gives the mean of those.
 
     Source: AdaPool (https://arxiv.org/abs/2506.09215), section 4.2 and C.2.
 
     Args:
         sets: ``(B, N, d)`` with N at least 2.
         target_indices: ``(B,)``, index of each set's target point.
-        k: number of neighbours, in [1, N].
+        k: number of neighbors, in [1, N].
     """
     batch, count, _ = sets.shape
     at_target = np.arange(batch), target_indices
@@ -136,7 +136,7 @@ def nearest_means(sets: Floats, target_indices: Integers, k: int) -> Floats:
     distances[at_target] = np.inf
     k = min(k, count - 1)
     nearest = np.argpartition(distances, k - 1, axis=1)[:, :k]
-    # Sum the neighbours by a product with weights 1/k.
+    # Sum the neighbors by a product with weights 1/k.
     weights = np.zeros_like(distances)
     np.put_along_axis(weights, nearest, np.float32(1 / k), axis=1)
     return (weights[:, None] @ sets)[:, 0]

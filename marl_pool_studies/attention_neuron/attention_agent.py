@@ -66,7 +66,7 @@ class AttentionAgent(Agent):
         top_k: number of chosen vectors.
         units: of the LSTM.
         first_place: coordinate of the grid's upper row and of its left column.
-        place_step: distance between neighbouring rows or columns, or None for 1 over
+        place_step: distance between neighboring rows or columns, or None for 1 over
             their number.
         mixing: whether to smooth the codes over time, which requires ``pooling``.
         seed: of the initial weights.

@@ -50,7 +50,7 @@ SPARE = 32
 
 # The grid of the tables.
 CELL = PUSH / 3
-"""Distance between neighbouring grid points, in pixels."""
+"""Distance between neighboring grid points, in pixels."""
 HALF_WIDTH = 40
 """Grid points on each side of the ball's crossing."""
 OFFSETS = CELL * np.arange(-HALF_WIDTH, HALF_WIDTH + 1)

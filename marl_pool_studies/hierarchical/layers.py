@@ -230,7 +230,7 @@ class HierarchicalDecoder(LayerStack):
     of the depth of the encoder's layer that it reverses. ``settings.policy`` has no
     effect here.
 
-    Source: Nair and Lieck, section 3.1.3. Difference: scores are of layer-normalised
+    Source: Nair and Lieck, section 3.1.3. Difference: scores are of layer-normalized
     tokens.
     """
 

@@ -171,7 +171,7 @@ class ImageAutoencoder(MergingNetwork):
 class MergedClassifier(MergingNetwork):
     """Map images to patches, merge them, and classify the mean of the remaining tokens.
 
-    The mean is layer-normalised first, as usual after pre-norm blocks.
+    The mean is layer-normalized first, as usual after pre-norm blocks.
 
     Source: Nair and Lieck, section 4.1.
     """

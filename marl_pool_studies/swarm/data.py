@@ -113,7 +113,7 @@ def four_gaussians(
     sampled = _uniform(rows, seed, MIXTURE, 1 + 3 * clusters)
     numbers = sampled[:, 1:].unflatten(1, (clusters, 3))
     means = SIDE * (2 * numbers[..., :2] - 1)
-    # Normalised exponential variables have a flat Dirichlet distribution.
+    # Normalized exponential variables have a flat Dirichlet distribution.
     exponential = -numbers[..., 2].log()
     weights = exponential / exponential.sum(1, keepdim=True)
     eye = torch.eye(2, dtype=torch.float64, device=rows.device)

@@ -60,7 +60,7 @@ class ImageGeneration(ImageTask):
     size: Size = 28
     """Side of an image, in pixels; see `resize`."""
     num_levels: Annotated[int, Field(ge=2, le=INTENSITIES)] = 256
-    """Intensities; neighbouring ones are merged."""
+    """Intensities; neighboring ones are merged."""
     width: Annotated[
         int,
         Field(ge=4, multiple_of=4, description="a positive multiple of 4"),

@@ -23,7 +23,7 @@ ENCODER = {"name": "transformer", "dim": DIM, "num_layers": 12, "dim_ff": 64}
 
 
 def one_sample(generator: np.random.Generator) -> np.ndarray:
-    """Sample one set feature by feature, and find the neighbours by sorting."""
+    """Sample one set feature by feature, and find the neighbors by sorting."""
     kinds = generator.permutation(np.arange(DIM) % 3)
     x = np.empty((VECTORS, DIM))
     for feature, kind in enumerate(kinds):

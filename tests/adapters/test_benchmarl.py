@@ -50,7 +50,7 @@ class Spread(PettingZooClass):
 
 
 class Stateless(Spread):
-    """Spread without a state: centralised critics read the agents' observations."""
+    """Spread without a state: centralized critics read the agents' observations."""
 
     def has_state(self) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""The compiled kernel under the sanitizers for memory and undefined behaviour."""
+"""The compiled kernel under the sanitizers for memory and undefined behavior."""
 
 import os
 import shutil
@@ -63,7 +63,7 @@ def test_libraries_of_lower_levels(path: Path, tmp_path: Path) -> None:
     sys.platform != "linux" or shutil.which("g++") is None,
     reason="needs the sanitizers of g++ on Linux",
 )
-def test_no_access_out_of_bounds_and_no_undefined_behaviour(tmp_path: Path) -> None:
+def test_no_access_out_of_bounds_and_no_undefined_behavior(tmp_path: Path) -> None:
     library = tmp_path / "kernel-base.so"
     # Lines of the source are enough for a report; the names of variables, which -g
     # adds, take a third of the time.

@@ -95,7 +95,7 @@ def test_gelu_of_large_numbers_in_float32(size: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @torch.no_grad()
-def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_its_neighbors(dtype: torch.dtype) -> None:
     module = make([8, 32, 32, 5]).to(dtype)
     values = torch.randn(300, 8, dtype=dtype)
     with use_kernels("native"):

@@ -154,7 +154,7 @@ def test_moments_are_pairs_at_the_edges_of_their_ranges(
 
 
 @pytest.mark.parametrize("head_width", WIDTHS)
-def test_a_row_does_not_depend_on_its_neighbours_or_the_threads(
+def test_a_row_does_not_depend_on_its_neighbors_or_the_threads(
     head_width: int,
 ) -> None:
     network = make_network(head_width=head_width, num_tokens=9)
@@ -172,7 +172,7 @@ def test_a_row_does_not_depend_on_its_neighbours_or_the_threads(
 @pytest.mark.parametrize("std", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("head_width", WIDTHS)
 @pytest.mark.parametrize("pooling", ["ada", "avg", "max"])
-def test_a_row_does_not_depend_on_the_padding_of_its_neighbours(
+def test_a_row_does_not_depend_on_the_padding_of_its_neighbors(
     pooling: str, head_width: int, std: float
 ) -> None:
     """An odd number of tokens, whose last one has no partner in a tile of two."""

@@ -18,7 +18,7 @@ def levels(*entries: Mapping[str, Any]) -> list[PerturbationLevels]:
 def evaluate(
     run: Run, config: Mapping[str, Any], plugins: tuple[str, ...] = ()
 ) -> list[Path]:
-    """Evaluate and analyse a run with a composed configuration; return the files."""
+    """Evaluate and analyze a run with a composed configuration; return the files."""
     settings = EvaluateSettings.from_config(config)
     evaluated = evaluate_run(run, settings, env=config["env"], plugins=plugins)
     return evaluated.paths + analyse_run(evaluated, settings)

@@ -21,7 +21,7 @@ def softmax(x: Array) -> Array:
 
 
 def normalized(x: Array) -> Array:
-    """Layer normalisation of the last dimension without weights."""
+    """Layer normalization of the last dimension without weights."""
     centered = x - x.mean(-1, keepdims=True)
     return centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
 
@@ -151,7 +151,7 @@ def carracing_pi(params: Array, stacks: Array) -> Iterator[Array]:
             # Pixel by pixel, a pixel's three differences side by side.
             by_pixel = [moved[f, y, x] for y, x in np.ndindex(6, 6) for f in range(3)]
             keys.append(np.concatenate([by_pixel, action]))
-            # Frame by frame, each normalised by itself.
+            # Frame by frame, each normalized by itself.
             values.append(normalized(patch.reshape(4, 36)).ravel())
         scores = queries @ apply(key, np.stack(keys)).T / np.sqrt(16)
         codes = softmax(scores) @ apply(value, np.stack(values))

@@ -54,7 +54,7 @@ def test_one_stream_is_uniform(seed: int) -> None:
 
 
 def test_first_numbers_of_many_streams_are_uniform() -> None:
-    """Neighbouring keys must not give neighbouring numbers."""
+    """Neighboring keys must not give neighboring numbers."""
     env_ids = torch.arange(50_000)
     for keys in (
         stream_keys(3, env_ids, torch.zeros_like(env_ids), Purpose.RESET),
@@ -66,7 +66,7 @@ def test_first_numbers_of_many_streams_are_uniform() -> None:
             assert stats.kstest(numbers, "uniform").pvalue > UNLIKELY
 
 
-def test_neighbours_in_world_episode_place_and_purpose_are_independent() -> None:
+def test_neighbors_in_world_episode_place_and_purpose_are_independent() -> None:
     env_ids, episodes = torch.arange(200).repeat(50), torch.arange(50)
     episodes = episodes.repeat_interleave(200)
     reset, dynamics = (

@@ -33,7 +33,7 @@ PARTS = [0, 2, 4, 5, 7, 9, 10, 12, 14, 15, 17, 19]
 
 
 class AntBullet(AntEnv):
-    r"""Run along x on four legs in PyBullet, observing unlabelled sensor channels.
+    r"""Run along x on four legs in PyBullet, observing unlabeled sensor channels.
 
     The action is eight torques in [-1, 1], on hip and ankle of legs 1 to 4. The reward
     of a step is

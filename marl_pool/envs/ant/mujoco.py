@@ -35,7 +35,7 @@ CONTACTS = tuple(
 
 
 class Ant(AntEnv):
-    r"""Run along x on four legs in MuJoCo, observing unlabelled sensor channels.
+    r"""Run along x on four legs in MuJoCo, observing unlabeled sensor channels.
 
     The action is eight torques in [-1, 1], in MuJoCo's order: hip and ankle of leg 4,
     then of legs 1, 2 and 3. The reward of a step is

@@ -77,7 +77,7 @@ class CarRacing(SimulatedEnv):
 
     Args:
         patch: height and width of a patch in pixels.
-        stride: distance of neighbouring patches in pixels.
+        stride: distance of neighboring patches in pixels.
         num_frames: frames in a token.
         color: colors of a pixel.
         zero_rows_bottom: rows of pixels at the bottom that are made black; the

@@ -31,7 +31,7 @@ class SimplePush(SpeakingEnv):
 
     Source: ``simple_push_v3`` of `mpe2 <https://mpe2.farama.org>`_ (`Lowe et al., 2017
     <https://arxiv.org/abs/1706.02275>`_), whose physics, starts and rewards these are.
-    There, observations also hold colours, which tell the two landmarks apart and mean
+    There, observations also hold colors, which tell the two landmarks apart and mean
     nothing else, and there are always two landmarks.
 
     Args:

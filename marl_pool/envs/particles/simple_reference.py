@@ -39,7 +39,7 @@ class SimpleReference(SpeakingEnv):
 
     Source: ``simple_reference_v3`` of `mpe2 <https://mpe2.farama.org>`_ (`Lowe et al.,
     2017 <https://arxiv.org/abs/1706.02275>`_), whose physics, starts, actions and
-    rewards these are. There, goals are colours, and there are always three landmarks
+    rewards these are. There, goals are colors, and there are always three landmarks
     and ten words.
 
     Args:

@@ -36,7 +36,7 @@ class SimpleSpeakerListener(SpeakingEnv):
 
     Source: ``simple_speaker_listener_v4`` of `mpe2 <https://mpe2.farama.org>`_
     (`Lowe et al., 2017 <https://arxiv.org/abs/1706.02275>`_), whose physics, starts,
-    actions and rewards these are. There, goals are colours, and there are always
+    actions and rewards these are. There, goals are colors, and there are always
     three landmarks.
 
     Args:

@@ -39,7 +39,7 @@ class SimpleTag(ParticleEnv):
     r"""Predators catch prey, which are smaller and faster.
 
     An agent observes every entity as a token: position and velocity relative to its
-    own, not normalised, and the type. The order is self, obstacles, other predators,
+    own, not normalized, and the type. The order is self, obstacles, other predators,
     other prey. A predator's reward, computed after the step, is 10 for each prey at a
     distance of at most the sum of their radii. The reward of a learning prey is
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ORANGE, BLUE = (230, 159, 0), (0, 114, 178)
-"""Colours of the tones -1 and 1."""
+"""Colors of the tones -1 and 1."""
 DARK = 0.72
 """Above this tone the text is white."""
 
@@ -41,7 +41,7 @@ class Cell:
 
     @property
     def style(self) -> str:
-        """The shade as CSS, in colours that are safe for colour blindness."""
+        """The shade as CSS, in colors that are safe for color blindness."""
         if self.tone is None:
             return ""
         color = ORANGE if self.tone < 0 else BLUE

@@ -1,4 +1,4 @@
-"""Behaviour cloning and DAgger: train a policy to imitate a teacher's actions."""
+"""Behavior cloning and DAgger: train a policy to imitate a teacher's actions."""
 
 from marl_pool.options.plugins import Registry
 

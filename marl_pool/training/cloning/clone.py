@@ -102,7 +102,7 @@ def _validate(config: CloneConfig) -> None:
 class CloningMethod(TrainingMethod):
     r"""Dataset aggregation (DAgger): imitate a teacher on the student's own states.
 
-    Round 0 is behaviour cloning of the teacher's trajectories. In the later rounds the
+    Round 0 is behavior cloning of the teacher's trajectories. In the later rounds the
     student plays, and the teacher labels every step. The student is trained on the
     trajectories of all rounds so far; see `losses` for the objective.
 

@@ -26,7 +26,7 @@ from marl_pool.training.cloning.teacher import Roles
 from marl_pool.training.cloning.trajectories import (
     PER_TRAJECTORY,
     STEP_PARTS,
-    BehaviourPolicy,
+    BehaviorPolicy,
     RowTable,
     Trajectories,
     join,
@@ -152,7 +152,7 @@ class CloneDataset:
         is_bytes = group.tokens.dtype == "uint8"
         self.rows = RowTable(group.tokens.num_features) if is_bytes else None
         self.splits: Splits = {}
-        self._games: dict[str, BehaviourPolicy] = {}
+        self._games: dict[str, BehaviorPolicy] = {}
         validate_env_change(config.env, self.settings.rollout_env, "clone.rollout_env")
 
     def make_env(self, first: int, count: int, student: bool = False) -> BatchedEnv:
@@ -245,8 +245,8 @@ class CloneDataset:
         # From round 1 on, the student plays with a perturbation and the teacher labels.
         settings, by_student = self.settings, number > 0
 
-        def build(start: int, count: int) -> BehaviourPolicy:
-            return BehaviourPolicy(
+        def build(start: int, count: int) -> BehaviorPolicy:
+            return BehaviorPolicy(
                 self.roles,
                 self.make_env(start, count, by_student),
                 self.rows,

@@ -211,7 +211,7 @@ def _digests(
     )
 
 
-class BehaviourPolicy(SpecifiedPolicy):
+class BehaviorPolicy(SpecifiedPolicy):
     """Policy that lets the teacher or a student act, and the teacher label every step.
 
     The teacher sees the unperturbed observation, the student the perturbed one. A

@@ -52,7 +52,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         },
     ),
 ]
-# mpe2's landmarks that differ for an agent, by their colours.
+# mpe2's landmarks that differ for an agent, by their colors.
 COLORED = {"simple_speaker_listener", "simple_reference"}
 STILL = ("speaker", "landmark", "obstacle", "food", "forest")
 COLLIDING = {"simple_push", "simple_spread", "simple_tag", "simple_world_comm"}
@@ -81,7 +81,7 @@ class Oracle:
         for entity, index in zip(self.world.entities, self.rows, strict=True):
             entity.state.p_pos = state[index, :2].copy()
             entity.state.p_vel = state[index, 2:].copy()
-        # Goals, with the colours of goals that reset_world gives.
+        # Goals, with the colors of goals that reset_world gives.
         goals = env.goal[row].tolist() if hasattr(env, "goal") else []
         if len(goals) == 1 and hasattr(self.world.agents[0], "adversary"):
             goals *= len(self.world.agents)
@@ -186,7 +186,7 @@ def push(kind, by_type):
     velocity = -landmarks[0, 2:4]
     if kind == "adversary":
         return np.concatenate([velocity, vector])
-    # The colours of landmarks are constant; the agent's tells the goal.
+    # The colors of landmarks are constant; the agent's tells the goal.
     goal, places, players = np.split(vector, [2, 2 + 2 * len(landmarks)])
     color, colors = 0.25 + 0.5 * landmarks[:, 4], [0.1, 0.9, 0.1, 0.1, 0.1, 0.9]
     return np.concatenate([velocity, goal, [0.25], color, places, colors, players])

@@ -208,7 +208,7 @@ def test_absent_agents_neither_earn_nor_push_nor_are_seen():
     assert env.active["agent"].all()
     assert not env.observe()["agent"].padding.any()
     assert env.step(no_op(env)).rewards["agent"][0, 2] < 0
-    # The newcomer and its neighbour push each other; the position follows later.
+    # The newcomer and its neighbor push each other; the position follows later.
     assert (env.state[0, 1:3, 2:].norm(dim=-1) > 0.5).all()
 
 

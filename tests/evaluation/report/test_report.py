@@ -662,7 +662,7 @@ def test_a_browser_shows_it_without_network_or_complaint(playing, tmp_path):
     image = cv2.imread(str(picture))
     assert image is not None
     assert image.shape == (3000, 1100, 3)
-    # It is not blank, and shows the first method's colour.
+    # It is not blank, and shows the first method's color.
     assert (image < 80).all(-1).mean() > 0.005
     assert (np.abs(image.astype(int) - (0xB2, 0x72, 0x00)).max(-1) < 8).sum() > 500
     # The same page with a script that inspects it.

@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def counting(length: int, color: int) -> Iterator[np.ndarray]:
-    """Frames of one colour each, which counts up."""
+    """Frames of one color each, which counts up."""
     return (np.full((2, 2, 3), color + i, np.uint8) for i in range(length))
 
 

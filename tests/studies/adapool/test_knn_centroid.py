@@ -1,4 +1,4 @@
-"""The KNN-centroid task: its distributions, its neighbours, its published baselines."""
+"""The KNN-centroid task: its distributions, its neighbors, its published baselines."""
 
 import multiprocessing
 import resource
@@ -137,7 +137,7 @@ def test_target_points_are_uniform_and_a_prefix() -> None:
 
 
 @given(st.integers(0, 2**31), st.integers(2, 9), st.integers(1, 5), st.data())
-def test_neighbours_by_brute_force(seed: int, count: int, dim: int, data: Any) -> None:
+def test_neighbors_by_brute_force(seed: int, count: int, dim: int, data: Any) -> None:
     k = data.draw(st.integers(1, count))
     generator = np.random.default_rng(seed)
     sets = generator.normal(size=(4, count, dim)).astype(np.float32)
@@ -150,7 +150,7 @@ def test_neighbours_by_brute_force(seed: int, count: int, dim: int, data: Any) -
     np.testing.assert_allclose(nearest_means(sets, choices, k), expected, atol=1e-5)
 
 
-def test_all_neighbours_are_the_others() -> None:
+def test_all_neighbors_are_the_others() -> None:
     sets, choices = sample_sets(0, 0, 8, 4), sample_choices(0, CHUNK, 8)
     means = nearest_means(sets, choices, 8)
     np.testing.assert_array_equal(means, nearest_means(sets, choices, 7))
@@ -158,7 +158,7 @@ def test_all_neighbours_are_the_others() -> None:
     np.testing.assert_allclose(means, (8 * sets.mean(1) - target_points) / 7, atol=1e-5)
 
 
-def test_neighbours_that_tie_count_once() -> None:
+def test_neighbors_that_tie_count_once() -> None:
     sets = np.array([[[0.0], [1.0], [-1.0], [1.0], [5.0]]], np.float32)
     (mean,) = nearest_means(sets, np.array([0]), 2)
     assert mean in ([0.0], [1.0])

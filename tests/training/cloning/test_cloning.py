@@ -56,7 +56,7 @@ from marl_pool.training.cloning.teacher import PolicyTeacher, Roles
 from marl_pool.training.cloning.trajectories import (
     NO_ACTION,
     PER_TRAJECTORY,
-    BehaviourPolicy,
+    BehaviorPolicy,
     RowTable,
     Trajectories,
     cut,
@@ -126,7 +126,7 @@ def collected(
     def play(first, count):
         envs = make_batched_env(num_envs=count, first_env=first, **env)
         roles = Roles(name, teacher, {})
-        return BehaviourPolicy(roles, envs, rows, student, perturbation).episodes()
+        return BehaviorPolicy(roles, envs, rows, student, perturbation).episodes()
 
     starts = range(0, episodes, 2)
     return join(play(first, min(2, episodes - first)) for first in starts), rows
@@ -290,19 +290,19 @@ def test_training_validation_and_evaluation_envs_are_disjoint():
     assert 1 << 32 < VALIDATION_ENVS < PLAY_ENV_IDS < EVALUATION_ENVS
 
 
-def walker_games(count: int) -> BehaviourPolicy:
+def walker_games(count: int) -> BehaviorPolicy:
     """Games of a walker, of 5 steps each."""
     env = make_batched_env(num_envs=count, name=f"{__name__}:Walk", max_steps=5)
     teacher = PolicyTeacher(Left().eval())
     spec, space = env.groups["walker"].tokens, spaces.Discrete(2)
     student = make_agent(spec, space, "feed_forward", seed=3)
-    return BehaviourPolicy(Roles("walker", teacher, {}), env, None, student)
+    return BehaviorPolicy(Roles("walker", teacher, {}), env, None, student)
 
 
 def test_choices_beyond_an_int16_keep_their_numbers() -> None:
     env = make_batched_env(num_envs=1, name=f"{__name__}:WideWalk", max_steps=3)
     roles = Roles("walker", PolicyTeacher(Last().eval()), {})
-    steps = BehaviourPolicy(roles, env, None).episodes().steps
+    steps = BehaviorPolicy(roles, env, None).episodes().steps
     assert steps["label"].tolist() == [39_999] * 3
     assert steps["prev_action"].tolist() == [NO_ACTION, 39_999, 39_999]
 

@@ -294,7 +294,7 @@ def test_a_shuffle_changes_the_order_and_its_seed_fixes_it():
     assert order(1)[:40] != order(1)[40:]
 
 
-def test_a_normalised_value_loss_does_not_depend_on_the_unit_of_reward():
+def test_a_normalized_value_loss_does_not_depend_on_the_unit_of_reward():
     def scaled_errors(unit):
         parts, _ = trajectory()
         part = parts["hen"]
