@@ -86,8 +86,9 @@ def run_sweep(sweep: Sweep, plan: Plan, dry_run: bool) -> dict[str, str]:
             if not dry_run:
                 return _run(sweep, plan, todo, done, concurrency, search)
     # A dry run lists the trials and the progress of each.
-    unit = job.unit
-    _say(*(f"{done[trial.name]:>12,} {unit}  {trial.name}" for trial in trials))
+    for trial in trials:
+        steps, total = done[trial.name], job.total(trial.config)
+        _say(f"{steps:>12,} of {total:,} {job.unit}  {trial.name}")
     return {}
 
 

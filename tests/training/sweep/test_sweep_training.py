@@ -230,7 +230,7 @@ def test_trials_are_ordinary_runs_and_a_dry_run_leaves_nothing(elsewhere, capsys
     assert "128 steps in total, 128 remaining" in preview
     assert "in the return (two-sided t test" in preview
     assert re.search(r"about \d+ \w+ with", preview)
-    assert preview.splitlines()[-1].split() == ["0", "steps", "seed=1"]
+    assert preview.endswith("           0 of 64 steps  seed=1\n")
     assert not list(elsewhere.iterdir())
 
     assert main([*command, "--sweep-dir", "s"]) == 0
