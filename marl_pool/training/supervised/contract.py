@@ -3,10 +3,11 @@
 An exception in a call gets a note that names the call, as in `env_call`.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import index
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ COLUMNS = (
     "samples_per_second",
     "measured_per_second",
 )
-"""Columns of ``metrics.csv`` that are no metrics."""
+"""Columns of ``metrics.csv`` that are not metrics."""
 
 
 @contextmanager
@@ -52,10 +53,16 @@ def prepare(task: Task, folder: Path, *, preview: bool = False) -> None:
         getattr(task, name)(folder)
     for attribute in ("num_train", "num_test"):
         count = getattr(task, attribute, None)
-        if not isinstance(count, int):
+        if not isinstance(count, SupportsIndex):
             _refuse(task, f".{attribute} to be an integer after {name}", form_of(count))
-        if count < 1:
+        if index(count) < 1:
             _refuse(task, f".{attribute} to be at least 1 after {name}", count)
+
+
+def begin_epoch(task: Task, network: nn.Module, epoch: int, epochs: int) -> None:
+    """Update a task's schedule; see `Task.begin_epoch`."""
+    with env_call(task, "begin_epoch"):
+        task.begin_epoch(network, epoch, epochs)
 
 
 def make_network(task: Task, seed: int) -> nn.Module:
@@ -96,7 +103,7 @@ def evaluate(
         _refuse(task, ".evaluate to return LossAndMetrics", actual)
     loss = outcome.loss
     if torch.is_grad_enabled():
-        if not isinstance(loss, Tensor) or loss.ndim:
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
             _refuse(task, ".evaluate to return a scalar tensor as loss", form_of(loss))
         if not loss.requires_grad:
             _refuse(task, ".evaluate to return a loss with a gradient", "one without")
@@ -118,18 +125,19 @@ def baselines(task: Task, batch: Batch, *, examples: int) -> dict[str, Tensor]:
 
 def finish(
     task: Task, network: nn.Module, folder: Path, generator: torch.Generator
-) -> Collection[Path]:
+) -> list[Path]:
     """Write pictures; return their paths, in the folder."""
     with env_call(task, "finish"):
         files = task.finish(network, folder, generator)
-    if not isinstance(files, list | tuple):
+        paths = list(files) if isinstance(files, Iterable) else None
+    if paths is None:
         _refuse(task, ".finish to return a list of paths", form_of(files))
-    for file in files:
+    for file in paths:
         if not isinstance(file, Path):
             _refuse(task, ".finish to return a list of paths", f"a {form_of(file)}")
         if not (file.is_relative_to(folder) and file.is_file()):
             _refuse(task, f".finish to return files in {folder}", file)
-    return files
+    return paths
 
 
 def _validate_tensors(task: Task, method: str, tensors: Mapping[str, Tensor]) -> None:

@@ -188,7 +188,8 @@ def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
 def fingerprint(task: Task) -> dict[str, float]:
     """Return numbers by which other data of a prepared task are recognized.
 
-    They are the sizes of the splits, and the mean magnitude in each tensor of a batch.
+    They are the sizes of the splits, and the mean magnitude in each dense real tensor
+    of a batch.
     """
 
     def means() -> dict[str, float]:
@@ -200,9 +201,15 @@ def fingerprint(task: Task) -> dict[str, float]:
             for name, tensor in contract.batch(
                 task, split, torch.arange(min(count, FIRST_ROWS))
             ).items()
+            if tensor.layout == torch.strided and not tensor.is_nested
+            if not tensor.is_complex()
         }
 
-    counts: dict[Split, int] = {"train": task.num_train, "test": task.num_test}
+    # A task's counts may be NumPy's.
+    counts: dict[Split, int] = {
+        "train": int(task.num_train),
+        "test": int(task.num_test),
+    }
     # A task may augment its examples at random: compare what is the same twice.
     with seeded(0, "fingerprint"):
         first, second = means(), means()
@@ -210,7 +217,7 @@ def fingerprint(task: Task) -> dict[str, float]:
     return {f"num_{split}": count for split, count in counts.items()} | same
 
 
-def validate_same_data(checkpoint: Path, data: Mapping[str, float]) -> None:
+def validate_same_data(checkpoint: Path, data: Mapping[str, float], key: str) -> None:
     """Reject other data than those of a checkpoint; earlier versions stored none."""
     try:
         stored = json.loads((checkpoint / PROGRESS).read_text()).get("data", {})
@@ -223,9 +230,8 @@ def validate_same_data(checkpoint: Path, data: Mapping[str, float]) -> None:
     except (ValueError, TypeError, AttributeError, OSError):
         return  # `restore` reports the damage
     if changed:
-        raise InputError(
-            f"data_dir: expected the data of {checkpoint}, with {'; '.join(changed)}"
-        )
+        expected = f"the same data as those of {checkpoint}"
+        raise InputError(f"{key}: expected {expected}, with {changed[0]}")
 
 
 def _best_network(run: Run, task: Task, seed: int, fold: int) -> nn.Module:
@@ -257,7 +263,8 @@ class FitMethod(TrainingMethod):
         contract.prepare(self.task, _data_folder(config, run.path))
         self.data = fingerprint(self.task)
         if checkpoint is not None:
-            validate_same_data(checkpoint, self.data)
+            key = "task" if config.data_dir is None else "data_dir"
+            validate_same_data(checkpoint, self.data, key)
         self.results: list[FoldResult] = []
         self._begin(0)
 
@@ -308,24 +315,20 @@ class FitMethod(TrainingMethod):
             **learned.means,
             **{VALIDATION + name: value for name, value in measured.means.items()},
         }
-        wrong = [
+        faults = [
             f"{name} is {value}"
             for name, value in metrics.items()
             if not math.isfinite(value)
         ]
-        if wrong:
-            raise StepError(", ".join(wrong))
+        if faults:
+            raise StepError(", ".join(faults))
         # Keep the best weights, or return to them.
         learner.end_epoch(measured.means[self.task.metric])
         row = {
             "fold": self.fold,
             "epoch": learner.epoch,
             "step": learner.step,
-            **learned.means,
-            **{
-                f"{contract.VALIDATION}{name}": value
-                for name, value in measured.means.items()
-            },
+            **metrics,
             "lr": learner.lr,
             "seconds": learner.seconds,
             "samples_per_second": learned.examples / learned.seconds,
@@ -375,7 +378,7 @@ class FitMethod(TrainingMethod):
                 pictures,
                 metric=self.task.metric,
                 parameters=sum(parameter.numel() for parameter in network.parameters()),
-                num_test=self.task.num_test,
+                num_test=int(self.task.num_test),
                 baselines=baselines,
             )
         print(results_table(document), flush=True)

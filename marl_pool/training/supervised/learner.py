@@ -224,7 +224,7 @@ class FoldLearner:
         generator = generator_of(self.seed, "learn", *names)
         # Dropout samples from torch's global generator.
         torch.manual_seed(number_of(self.seed, "dropout", *names))
-        self.task.begin_epoch(self.network, self.epoch, self.settings.epochs)
+        contract.begin_epoch(self.task, self.network, self.epoch, self.settings.epochs)
         self.network.train()
         # Take a step for each batch, and stop early if the fold is out of time.
         means, earlier_seconds, size = Means(), self.seconds, self.settings.batch_size
@@ -320,4 +320,4 @@ class FoldLearner:
         if self.epoch:
             # A fold that ended is tested with the schedule of its last epoch.
             epochs = self.settings.epochs
-            self.task.begin_epoch(self.network, self.epoch - 1, epochs)
+            contract.begin_epoch(self.task, self.network, self.epoch - 1, epochs)

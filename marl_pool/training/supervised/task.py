@@ -25,7 +25,7 @@ class LossAndMetrics(NamedTuple):
     """``(B,)`` values for each example by name, without a gradient.
 
     A name is a column of ``metrics.csv``; names of its other columns, such as
-    ``seconds``, are refused, except ``loss``, whose place the metric takes.
+    ``seconds``, are rejected, except ``loss``, whose place the metric takes.
     """
 
 

@@ -9,6 +9,7 @@ continues.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -96,7 +97,7 @@ def rung_scores(
     comparison. Rows before the first finite score are skipped.
     """
     scores = dict[int, float]()
-    for row, score in zip(rows, best_so_far(rows, metric), strict=True):
+    for row, score in zip(rows, scores_so_far(rows, metric), strict=True):
         done = percentage(row)
         if score is not None and done >= RUNGS[0]:
             scores.setdefault(max(rung for rung in RUNGS if rung <= done), score)
@@ -104,16 +105,17 @@ def rung_scores(
 
 
 def score_of(rows: Iterable[Row], metric: str) -> float | None:
-    """Return the last number of `best_so_far`; None without rows."""
-    *_, score = (None, *best_so_far(rows, metric))
+    """Return the last of `scores_so_far`; None without rows."""
+    *_, score = (None, *scores_so_far(rows, metric))
     return score
 
 
-def best_so_far(rows: Iterable[Row], metric: str) -> Iterator[float | None]:
+def scores_so_far(rows: Iterable[Row], metric: str) -> Iterator[float | None]:
     """Yield the best value of a metric up to each row; None before a finite one.
 
-    For a fit this is the mean over the folds so far of the best value of each, because
-    folds validate different examples.
+    For a fit this is the mean over folds of the best value of each, because folds
+    validate different examples. A fold counts when the next one begins or when it has
+    as many epochs as the first one, which counts at once.
 
     Args:
         rows: rows of ``metrics.csv``.
@@ -123,14 +125,18 @@ def best_so_far(rows: Iterable[Row], metric: str) -> Iterator[float | None]:
         InputError: the rows have no such column.
     """
     sign, column = (-1, metric[1:]) if metric.startswith("-") else (1, metric)
-    best = dict[Any, float]()  # by fold; runs other than fits have none
+    # By fold; runs other than fits have none.
+    best, epochs = dict[Any, float](), Counter[Any]()
     for row in rows:
         if column not in row:
             raise names.unknown("sweep.metric", column, row)
         value, fold = sign * float(row[column]), row.get("fold")
         if math.isfinite(value):
             best[fold] = max(value, best.get(fold, -math.inf))
-        yield fmean(best.values()) if best else None
+        epochs[fold] += 1
+        is_short = epochs[fold] < next(iter(epochs.values()))
+        scores = [best[name] for name in best if name != fold or not is_short]
+        yield fmean(scores) if scores else None
 
 
 def percentage(config: RunConfig) -> Callable[[Row], int]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -22,6 +23,7 @@ from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Proposal, Sweep
 from marl_pool.training.jobs import JOBS, config_of
 from marl_pool.training.settings import SweepSettings
+from marl_pool.training.supervised.contract import COLUMNS, VALIDATION
 from marl_pool.training.supervised.fit import (
     fingerprint,
     fit,
@@ -449,7 +451,7 @@ def test_a_run_does_not_continue_on_other_data(elsewhere, refused):
     stored = run.config["data_dir"]
     assert stored == str(elsewhere / "data")
     line = refused(*words, "data_dir=other")
-    assert "data_dir: expected the data of run/checkpoints/" in line
+    assert "data_dir: expected the same data as those of run/checkpoints/" in line
     assert "the mean |y| of the first train rows" in line
     assert Run.open("run").config["data_dir"] == stored
     assert main([*words, "data_dir=same"]) == 0
@@ -458,7 +460,33 @@ def test_a_run_does_not_continue_on_other_data(elsewhere, refused):
 @pytest.mark.parametrize("content", ['{"fold": 0, "results": []}', '{"data": 3}', "{"])
 def test_data_are_compared_only_if_a_checkpoint_describes_them(tmp_path, content):
     (tmp_path / "progress.json").write_text(content)
-    validate_same_data(tmp_path, {"num_train": 3})
+    validate_same_data(tmp_path, {"num_train": 3}, "task")
+
+
+class Unusual(LineFit):
+    """A task with NumPy's counts, a sparse tensor, a wide loss, and a generator."""
+
+    def prepare(self, folder):
+        super().prepare(folder)
+        self.num_train, self.num_test = map(np.int64, (self.num_train, self.num_test))
+
+    def batch(self, split, rows):
+        return {**super().batch(split, rows), "s": torch.eye(len(rows)).to_sparse()}
+
+    def evaluate(self, network, batch, generator):
+        loss, metrics = super().evaluate(network, batch, generator)
+        return LossAndMetrics(loss[None], metrics)
+
+    def finish(self, network, folder, generator):
+        yield from super().finish(network, folder, generator)
+
+
+def test_a_task_may_return_what_torch_accepts(tmp_path):
+    run = fitted(tmp_path / "run", f"task={__name__}:Unusual")
+    results = read_results(run.path)
+    usual = read_results(fitted(tmp_path / "usual").path)
+    assert results["pictures"]
+    assert results["folds"][0]["test"] == usual["folds"][0]["test"]
 
 
 def test_a_fingerprint_ignores_what_is_random():
@@ -580,6 +608,12 @@ def test_a_run_ended_by_its_time_limit_is_resumed(tmp_path, capsys):
     assert Run.open(path).config["data_dir"] == folder
 
 
+def test_names_of_columns_are_reserved(tmp_path):
+    metrics = {"loss", LineFit.metric}
+    metrics |= {VALIDATION + name for name in metrics}
+    assert fitted(tmp_path / "run").rows()[0].keys() - metrics == set(COLUMNS)
+
+
 @yaml_cases("attribute, value, message")
 def test_a_faulty_custom_task_is_refused(
     tmp_path, refused, monkeypatch, attribute, value, message
@@ -597,7 +631,9 @@ def fail(*args, **kwargs):
     raise KeyError("a fault of mine")
 
 
-@pytest.mark.parametrize("method", ["prepare", "batch", "make_network", "evaluate"])
+@pytest.mark.parametrize(
+    "method", ["prepare", "batch", "make_network", "begin_epoch", "evaluate"]
+)
 def test_an_exception_of_a_custom_task_is_one_line(
     tmp_path, refused, monkeypatch, method
 ):
