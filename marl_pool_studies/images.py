@@ -81,22 +81,27 @@ def load_images(
     sources = SOURCES[dataset]
     inner, outer = (_found(place, sources) for place in (folder / dataset, folder))
     files = max(inner, outer, key=len)
-    is_usable = len(files) == len(sources) and not _other_dataset(dataset, files)
-    if download and not is_usable:
-        files = inner
+    other = _other_dataset(dataset, files)
+    if download and files is outer and (other or len(files) < len(sources)):
+        files, other = inner, _other_dataset(dataset, inner)
+    if other:
+        raise InputError(
+            f"data_dir: expected a folder with the files of {dataset}, got {other}"
+        )
     missing = [source for source in sources if source not in files]
     if missing and not download:
+        if inner and outer:
+            raise InputError(
+                f"data_dir: expected all {len(sources)} files of {dataset} in one "
+                f"folder, got {len(outer)} in {folder} and {len(inner)} in "
+                f"{folder / dataset}"
+            )
         raise InputError(
             f"data_dir: {data_dir} lacks {', '.join(s.name for s in missing)}, "
             f"also in its folder {dataset}; download=true downloads "
             f"{'them' if len(sources) - len(inner) > 1 else 'it'}"
         )
     files |= {source: fetch(source, folder / dataset) for source in missing}
-    if other := _other_dataset(dataset, files):
-        raise InputError(
-            f"data_dir: expected a folder with the files of {dataset}, got {other} in "
-            f"{files[sources[0]].parent}"
-        )
     return _read(dataset, [files[source] for source in sources])
 
 
@@ -282,15 +287,23 @@ def _found(folder: Path, sources: Iterable[Source]) -> dict[Source, Path]:
 
 
 def _other_dataset(dataset: str, files: Mapping[Source, Path]) -> str:
-    """Return the data set of files that are known to be of another one, or ""."""
+    """Return the folder or file that is known to be of another data set, or ""."""
     names = {source.name for source in files}
-    for other, sources in SOURCES.items():
-        if other == dataset or not names & {source.name for source in sources}:
-            continue
-        for file in files.values():
-            folder = file.parent.resolve().name.lower().replace("-", "_")
-            with file.open("rb") as content:
-                checksum = hashlib.file_digest(content, "md5").hexdigest()
-            if folder == other or checksum in {source.md5 for source in sources}:
-                return other
+    others = {
+        other: {source.md5 for source in sources}
+        for other, sources in SOURCES.items()
+        if other != dataset and names & {source.name for source in sources}
+    }
+    if not others:
+        return ""
+    folder = next(iter(files.values())).parent
+    name = folder.resolve().name.lower().replace("-", "_")
+    if name in others:
+        return f"{folder}, whose name is that of {name}; rename it if its files are not"
+    for file in files.values():
+        with file.open("rb") as content:
+            checksum = hashlib.file_digest(content, "md5").hexdigest()
+        for other, checksums in others.items():
+            if checksum in checksums:
+                return f"{file}, which is of {other}"
     return ""
