@@ -124,9 +124,10 @@ def tabulate(trials: list[dict[str, Any]]) -> Table:
     Raises:
         InputError: two runs for one cell, such as two seeds, or runs on other sets.
     """
-    data = {str(_data(trial)): None for trial in trials}
-    if len(data) > 1:
-        raise InputError(f"expected runs on the same sets, got {' and '.join(data)}")
+    conditions = {str(_conditions(trial)): None for trial in trials}
+    if len(conditions) > 1:
+        sets = " and ".join(conditions)
+        raise InputError(f"expected runs on the same sets, got {sets}")
     table: Table = {}
     for trial in trials:
         column = _column(trial["task"])
@@ -203,8 +204,8 @@ def _column(task: Mapping[str, Any]) -> Column:
     return int(task["k"]) if task["target"] == "nearest" else str(task["target"])
 
 
-def _data(trial: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the title says of all cells, and what their sets depend on."""
+def _conditions(trial: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that all runs of a table must share."""
     task = trial["task"]
     keys = ("num_vectors", "dim", "data_seed")
     kind = "nearest" if task["target"] == "nearest" else "aggregation"

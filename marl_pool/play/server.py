@@ -167,7 +167,7 @@ class Viewer:
         self.connection, self.session = connection, session
         self.touched = asyncio.Event()
         self.credit, self.ended = 0.0, 0.0
-        # CPU time of this process for a frame, and time until it was there.
+        # CPU time of this process for a frame, and time until it was ready.
         self.cost = self.delay = 0.0
         # Messages handled so far, and those that may still be before the next frame.
         self.heard, self.quota = 0, MESSAGES
