@@ -14,6 +14,7 @@ from marl_pool.pretrained import PREFIX, pretrained_path
 from marl_pool.runs.metrics import free
 from marl_pool.runs.run import CONFIG, OUTPUTS, POLICY, Run
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.paths import user_path
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def find_standalone(
         source = str(place)
     else:
         # A run's folder is evaluated as a run.
-        folder = Path(path)
+        folder = user_path(path)
         if (folder / CONFIG).exists() or not (folder / POLICY_CONFIG).is_file():
             return None
         source = str(folder.absolute())
@@ -128,7 +129,7 @@ def results_folder(name: str, out: str | None, hint: str = "") -> Path:
         InputError: ``out`` exists; the message also recommends ``hint``.
     """
     default = Path("evaluations") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
-    folder = free(default) if out is None else Path(out)
+    folder = free(default) if out is None else user_path(out)
     if folder.exists():
         raise InputError(f"{folder} exists; choose another --out{hint}")
     return folder

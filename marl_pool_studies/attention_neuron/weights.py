@@ -24,6 +24,7 @@ from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.tokens import TokenSpec
 from marl_pool.utils.errors import InputError, explain_os_errors
+from marl_pool.utils.paths import user_path
 from marl_pool_studies.attention_neuron.published import DATA
 from marl_pool_studies.plugin import WEIGHTS
 
@@ -87,7 +88,7 @@ def import_weights(file: str | Path, agent: str, out: str | Path) -> Path:
     Raises:
         InputError: a folder that exists or cannot be written; see `load_published`.
     """
-    folder = Path(out)
+    folder = user_path(out)
     policy = load_published(file, agent)
     with explain_os_errors(f"{folder} cannot be written"):
         if folder.exists() or folder.is_symlink():
@@ -110,7 +111,7 @@ def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
         raise unknown("agent", agent, PUBLISHED)
     published = PUBLISHED[agent]
     policy = published.build()
-    array, size = _read(Path(file)), published.size
+    array, size = _read(user_path(file)), published.size
     if array.ndim != 1 or array.dtype.kind != "f" or len(array) != size:
         fits = [name for name, model in PUBLISHED.items() if model.size == array.size]
         hint = f"; that is the size of {fits[0]}" if fits else ""

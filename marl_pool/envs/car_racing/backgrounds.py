@@ -1,11 +1,11 @@
 """Backgrounds that replace the grass of CarRacing."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.paths import user_path
 
 SIDE = 96
 """Height and width of a screen in pixels."""
@@ -68,7 +68,8 @@ def find_background(name: str) -> np.ndarray | None:
         return None
     if name in BACKGROUNDS:
         return BACKGROUNDS[name]()
-    if not Path(name).is_file():
+    file = user_path(name)
+    if not file.is_file():
         choices = ", ".join(["none", *BACKGROUNDS])
         raise InputError(
             f"env.background: expected one of {choices}, or an image file, got {name!r}"
@@ -76,7 +77,7 @@ def find_background(name: str) -> np.ndarray | None:
     import pygame
 
     try:
-        picture = pygame.image.load(name)
+        picture = pygame.image.load(file)
     except pygame.error as error:
         raise InputError(
             f"env.background: expected an image, got {name}: {error}"

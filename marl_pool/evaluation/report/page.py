@@ -24,6 +24,7 @@ from marl_pool.options.names import trust
 from marl_pool.runs.metrics import free
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.paths import user_path
 from marl_pool.utils.progress import Progress
 from marl_pool.version import __version__, commit
 
@@ -79,7 +80,7 @@ def new_page(out: str | None, runs: Sequence[Run]) -> Path:
     env = re.sub(r"[^\w-]+", "-", env_label(runs[0].env))
     time = f"{datetime.now():%Y%m%d-%H%M%S}"
     default = Path("reports") / f"{time}-{env[:ENV_CHARACTERS]}.html"
-    path = free(default) if out is None else Path(out)
+    path = free(default) if out is None else user_path(out)
     try:
         if path.exists():
             raise InputError(f"{path} exists; choose another --out")

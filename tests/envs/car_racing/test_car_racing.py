@@ -253,13 +253,14 @@ def test_blended_grass_pixels_blend_the_background():
 
 
 @pytest.mark.parametrize("channels", [3, 4])
-def test_background_from_an_image_file(tmp_path, channels):
+def test_background_from_an_image_file(tmp_path, monkeypatch, channels):
+    monkeypatch.setenv("HOME", str(tmp_path))
     image = np.zeros((40, 60, channels), np.uint8)
     image[:, :30, 0], image[:, 30:, 1] = 200, 150  # blue and green, for OpenCV
     image[..., 3:] = 255
     file = tmp_path / "mine.png"
     cv2.imwrite(str(file), image)
-    picture = find_background(str(file))
+    picture = find_background("~/mine.png")
     assert picture is not None
     assert picture.shape == (96, 96, 3)
     assert tuple(picture[50, 5]) == (0, 0, 200)

@@ -479,11 +479,14 @@ def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
     assert escape(f"occlude {HOSTILE}"[:12], quote=False) in picture
 
 
-def test_an_existing_file_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_file_is_left_alone(tmp_path: Path, monkeypatch) -> None:
     runs = [trained(tmp_path / "a")]
     (tmp_path / "page.html").write_text("mine")
     with pytest.raises(InputError, match=r"page\.html exists; choose another --out"):
         written(runs, tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(InputError, match=f"{tmp_path}/page.html exists"):
+        report(runs, "~/page.html", SETTINGS)
     assert (tmp_path / "page.html").read_text() == "mine"
 
 

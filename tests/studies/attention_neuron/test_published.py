@@ -22,6 +22,7 @@ from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.evaluation.cases import play
+from marl_pool.evaluation.standalone import find_standalone, results_folder
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.order import Shuffle
 from marl_pool.policies.base import SpecifiedPolicy
@@ -412,6 +413,16 @@ def test_a_damaged_file_is_refused_or_read_completely(damage, tmp_path_factory) 
     except InputError as error:
         message = str(error)
     assert "\n" not in message
+
+
+def test_a_tilde_is_the_home_folder(write, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = write(params=synthetic("ant_mlp"))
+    folder = import_weights(f"~/{file.name}", "ant_mlp", "~/policy")
+    assert folder == tmp_path / "policy"
+    assert find_standalone("~/policy", None).folder == folder
+    with pytest.raises(InputError, match=f"{folder} exists"):
+        results_folder("", "~/policy")
 
 
 def test_an_existing_folder_is_not_replaced(write: Any, tmp_path: Path) -> None:
