@@ -63,8 +63,8 @@ def load_images(
     ``data_dir/dataset``, if asked.
 
     Raises:
-        InputError: no folder given, missing, truncated or corrupt files, those of
-            another data set, or a failed download.
+        InputError: no folder given, missing, truncated or corrupt files, files
+            of another data set, or a failed download.
     """
     if data_dir is None:
         raise InputError(
@@ -81,12 +81,12 @@ def load_images(
     sources = SOURCES[dataset]
     inner, outer = (_found(place, sources) for place in (folder / dataset, folder))
     files = max(inner, outer, key=len)
-    other = _other_dataset(dataset, files)
-    if download and files is outer and (other or len(files) < len(sources)):
-        files, other = inner, _other_dataset(dataset, inner)
-    if other:
+    mistake = _other_dataset(dataset, files)
+    if download and files is outer and (mistake or len(files) < len(sources)):
+        files, mistake = inner, _other_dataset(dataset, inner)
+    if mistake:
         raise InputError(
-            f"data_dir: expected a folder with the files of {dataset}, got {other}"
+            f"data_dir: expected a folder with the files of {dataset}, got {mistake}"
         )
     missing = [source for source in sources if source not in files]
     if missing and not download:
@@ -288,22 +288,22 @@ def _found(folder: Path, sources: Iterable[Source]) -> dict[Source, Path]:
 
 def _other_dataset(dataset: str, files: Mapping[Source, Path]) -> str:
     """Return the folder or file that is known to be of another data set, or ""."""
-    names = {source.name for source in files}
-    others = {
-        other: {source.md5 for source in sources}
-        for other, sources in SOURCES.items()
-        if other != dataset and names & {source.name for source in sources}
+    file_names = {source.name for source in files}
+    checksums_by_name = {
+        name: {source.md5 for source in sources}
+        for name, sources in SOURCES.items()
+        if name != dataset and file_names & {source.name for source in sources}
     }
-    if not others:
+    if not checksums_by_name:
         return ""
     folder = next(iter(files.values())).parent
     name = folder.resolve().name.lower().replace("-", "_")
-    if name in others:
+    if name in checksums_by_name:
         return f"{folder}, whose name is that of {name}; rename it if its files are not"
     for file in files.values():
         with file.open("rb") as content:
             checksum = hashlib.file_digest(content, "md5").hexdigest()
-        for other, checksums in others.items():
+        for name, checksums in checksums_by_name.items():
             if checksum in checksums:
-                return f"{file}, which is of {other}"
+                return f"{file}, which is of {name}"
     return ""
