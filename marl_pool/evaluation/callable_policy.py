@@ -14,6 +14,8 @@ from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.observations.masks import MASK
+from marl_pool.observations.parts import Part
+from marl_pool.observations.view import TokenView, WrapperView, listed
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.membership import Occlude
 from marl_pool.policies.actions import ActionSpec
@@ -123,15 +125,16 @@ class CallablePolicy(Policy):
                 valid_actions = self._checked(actions, shape.numel(), tokens.num_tokens)
             except Exception as error:
                 # A function made for N tokens may fail on another number of them.
-                spec, width = self.group.tokens, tokens.features.shape[-1]
-                same_width = width == spec.num_features
-                if same_width and tokens.num_tokens == spec.num_tokens:
+                spec, (count, width) = self.group.tokens, tokens.features.shape[-2:]
+                if (count, width) == (spec.num_tokens, spec.num_features):
                     raise
-                of = "" if same_width else " of {} features"
+                expected, actual = f"{spec.num_tokens} tokens", f"{count}"
+                if width != spec.num_features:
+                    expected += f" of {spec.num_features} features"
+                    actual += f" of {width} features"
                 raise UnfitTokensError(
-                    f"the policy takes {spec.num_tokens} tokens"
-                    f"{of.format(spec.num_features)} and fails on {tokens.num_tokens}"
-                    f"{of.format(width)}: {one_line(error)}"
+                    f"the policy takes {expected} and fails on {actual}: "
+                    f"{one_line(error)}"
                 ) from error
         if mask is not None:
             _validate_allowed(valid_actions, mask, self.group.actions)
@@ -143,14 +146,20 @@ class CallablePolicy(Policy):
     def mismatch(self, group: AgentGroup) -> str:
         """Return why it cannot play a group of another environment; empty if it may.
 
-        A function may take any number of tokens; only `act` finds whether it does.
+        A function may take any number of tokens, and its space may hold fewer rows or
+        more; only `act` finds whether they do.
         """
-        expected, actual = map(_of_any_tokens, (group.actions, self.group.actions))
+        expected, actual = map(_action_kind, (group.actions, self.group.actions))
         if expected != actual:
             return f"expected actions = {expected}, got {actual}"
-        if _stored(group) != _stored(self.group):
-            return "the function takes observations of another space"
-        return ""
+        if group.view is None or self.group.view is None:
+            kinds = [
+                "tokens" if view is None else "elements of a space"
+                for view in (group.view, self.group.view)
+            ]
+            same = kinds[0] == kinds[1]
+            return "" if same else "expected observations as {}, got {}".format(*kinds)
+        return _layout_mismatch(group.view, self.group.view)
 
     def misfit(self, perturbation: Perturbation) -> str:
         """Return why the observation space cannot express a perturbation.
@@ -195,20 +204,82 @@ class CallablePolicy(Policy):
         return actions.astype(np.int64 if spec.integral else np.float32)
 
 
-def _of_any_tokens(spec: ActionSpec) -> ActionSpec:
+def _action_kind(spec: ActionSpec) -> ActionSpec:
     """Return a specification that is the same for any number of tokens to select."""
     return replace(spec, n=spec.num_fixed + 1) if spec.selects else spec
 
 
-def _stored(group: AgentGroup) -> Any:
-    """Return what distinguishes observation spaces; None if they are tokens."""
-    if group.view is None:
-        return None
-    parts = {
-        name: (part.shape, part.declared, part.low.tolist(), part.high.tolist())
-        for name, part in group.view.parts.items()
+def _layout_mismatch(expected: TokenView, actual: TokenView) -> str:
+    """Return why ``actual`` cannot express observations of ``expected``, or ""."""
+    layout = _layout(actual)
+    for name, value in _layout(expected).items():
+        # Only spaces with the same parts get to the entries of each part.
+        if value != layout[name]:
+            pair = [
+                listed(names) if isinstance(names, list) else str(names)
+                for names in (value, layout[name])
+            ]
+            return "expected observations with {} = {}, got {}".format(name, *pair)
+    parts = _innermost(actual).parts
+    mismatches = (
+        _bounds_mismatch(name, part, parts[name])
+        for name, part in _innermost(expected).parts.items()
+    )
+    return next(filter(None, mismatches), "")
+
+
+def _layout(view: TokenView) -> dict[str, Any]:
+    """Return what observations must share to be carried over, by description.
+
+    The number of rows of a set is not part of it.
+    """
+    inner = _innermost(view)
+    masks = [MASK] if MASK in view.parts else []
+    layout: dict[str, Any] = {
+        "types": [*view.spec.type_names],
+        "features": view.spec.num_features,
+        "dtype of features": view.spec.dtype,
+        "parts": [*inner.parts, *masks],
     }
-    return group.view.spec, parts
+    for name, part in inner.parts.items():
+        is_set = name in inner.sets
+        layout[f"dtype of {name}"] = part.declared
+        layout[f"shape of {name}"] = ("N", *part.shape[1:]) if is_set else part.shape
+    return layout
+
+
+def _innermost(view: TokenView) -> TokenView:
+    """Return the view of the sets themselves, without slices, entries and padding."""
+    while isinstance(view, WrapperView):
+        view = view.inner
+    return view
+
+
+def _bounds_mismatch(name: str, expected: Part, actual: Part) -> str:
+    """Return why the bounds of ``actual`` would change numbers of ``expected``."""
+    lows, highs = (
+        np.broadcast_to(bound, expected.shape)
+        for bound in (expected.low, expected.high)
+    )
+    low, high = (
+        np.broadcast_to(bound, actual.shape) for bound in (actual.low, actual.high)
+    )
+    if expected.shape != actual.shape:
+        # With another number of rows, a row may be stored in any.
+        low, high = low.max(0), high.min(0)
+    if expected.declared.kind == "f":
+        wrong = (lows < low) | (highs > high)
+    else:
+        # The bounds of choices say what their options mean, those of bytes how they
+        # are scaled.
+        wrong = (lows != low) | (highs != high)
+    if not wrong.any():
+        return ""
+    index = tuple(np.argwhere(wrong)[0])
+    bounds = (np.broadcast_to(b, wrong.shape)[index] for b in (lows, highs, low, high))
+    return "expected numbers of {} in [{:g}, {:g}], got [{:g}, {:g}]".format(
+        name, *bounds
+    )
 
 
 def _predictor(

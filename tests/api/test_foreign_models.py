@@ -10,7 +10,10 @@ from gymnasium import spaces
 
 import marl_pool
 from marl_pool.envs.pettingzoo.gymnasium_ids import env_options
+from marl_pool.evaluation.callable_policy import _layout_mismatch
 from marl_pool.evaluation.measure import EvaluationResults
+from marl_pool.observations.make import make_view
+from marl_pool.observations.view import TokenOptions
 from marl_pool.utils.errors import InputError
 
 SIZE = 4
@@ -119,29 +122,114 @@ def test_what_a_vector_cannot_express_is_a_row_with_the_reason():
     assert by_name["jitter"].missing == ""
 
 
-class Wider(Roll):
-    """Numbers of another range, which a function made for `Roll` cannot read."""
+def varied(rows: int = SIZE, high: float = SIZE, **box: Any) -> type[Roll]:
+    """Return `Roll` with another space, and zeros in rows that it lacks or adds."""
+    space = spaces.Box(0, high, **{"shape": (rows, 2), "dtype": np.float32} | box)
 
-    observation_space = spaces.Box(0, 2 * SIZE, (SIZE, 2), np.float32)
+    class Varied(Roll):
+        observation_space = space
+
+        def _observe(self) -> np.ndarray:
+            observation, numbers = np.zeros(space.shape), super()._observe()
+            shared = min(rows, SIZE)
+            observation[:shared, :2] = numbers[:shared]
+            return observation.astype(space.dtype)
+
+    return Varied
 
 
+@pytest.mark.parametrize("padding", [{"presence": 0}, {"padding": "zero_rows"}])
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
         (Roll, ""),
-        (Wider, "takes observations of another space"),
+        (varied(rows=SIZE - 1), ""),
+        (varied(rows=SIZE + 1), ""),
+        (varied(high=SIZE - 1), ""),
+        (varied(rows=SIZE - 1, high=SIZE - 1), ""),
+        (
+            varied(high=2 * SIZE),
+            "expected numbers of observation in [0, 8], got [0, 4]",
+        ),
+        (
+            varied(rows=3, high=8),
+            "expected numbers of observation in [0, 8], got [0, 4",
+        ),
+        (varied(dtype=np.float64), "dtype of observation = float64, got float32"),
+        (varied(shape=(SIZE, 3)), "expected observations with features = 3, got 2"),
         ("gymnasium:CartPole-v1", "expected actions = a choice of 2, got a choice of"),
     ],
 )
-def test_another_env_must_have_the_spaces_of_the_function(module, reason):
-    changes = {"module": env_options(module)["module"], "presence": None}
-    if module is Roll:
-        changes["presence"] = 0
+def test_another_env_must_have_the_spaces_of_the_function(module, reason, padding):
+    changes = {"module": env_options(module)["module"]}
+    if isinstance(module, str):
+        changes |= dict.fromkeys(padding)
+    env = {"name": "pettingzoo", "module": Roll, **padding}
     transfer = [{"label": "other", "env": changes}]
-    rows = evaluate(smallest, suite={"transfer": transfer}, episodes=2).results
+    rows = evaluate(smallest, env, suite={"transfer": transfer}, episodes=2).results
     (row,) = (r for r in rows if (r.label, r.policy) == ("other", "trained"))
     assert reason in row.missing
     assert bool(reason) == bool(row.missing)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (SIZE - 1, "cannot say that row is absent"),
+        (SIZE + 1, "the observation space holds 4 of row, got 5"),
+    ],
+)
+def test_rows_that_the_space_cannot_hold_are_named(rows, reason):
+    transfer = [
+        {"label": "other", "env": {"module": env_options(varied(rows))["module"]}}
+    ]
+    env = {"name": "pettingzoo", "module": Roll}
+    results = evaluate(smallest, env, suite={"transfer": transfer}, episodes=2).results
+    (row,) = (r for r in results if (r.label, r.policy) == ("other", "trained"))
+    assert reason in row.missing
+
+
+def scene(count: int, start: int) -> spaces.Space[Any]:
+    """Return a space of ``count`` cars and a choice."""
+    return spaces.Dict(
+        cars=spaces.Box(-1, 1, (count, 3)), kind=spaces.Discrete(3, start=start)
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "reason"),
+    [
+        (scene(4, 0), ""),
+        (scene(2, 0), ""),
+        (scene(4, 1), "expected numbers of kind in [1, 3], got [0, 2]"),
+        (
+            spaces.Dict(cars=spaces.Box(-1, 1, (4, 3))),
+            "with types = row, got cars, kind",
+        ),
+    ],
+)
+def test_layouts_of_dicts(space, reason):
+    views = map(make_view, (space, scene(4, 0)))
+    actual = _layout_mismatch(*views)
+    assert reason in actual
+    assert bool(reason) == bool(actual)
+
+
+@pytest.mark.parametrize("count", [4, 2])
+def test_slices_may_hold_fewer_rows(count):
+    views = [
+        make_view(
+            spaces.Box(-1, 1, (2 + 3 * number,)),
+            TokenOptions(
+                slices={
+                    "self": (0, 2),
+                    "cars": {"start": 2, "count": number, "features": 3},
+                }
+            ),
+        )
+        for number in (count, 4)
+    ]
+    assert _layout_mismatch(*views) == ""
 
 
 @pytest.mark.parametrize(

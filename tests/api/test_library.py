@@ -3,6 +3,7 @@
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.callable_policy import CallablePolicy
 from marl_pool.evaluation.measure import EvaluationResults
+from marl_pool.observations.make import make_view
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
 from marl_pool.tokens import Tokens
@@ -161,6 +163,20 @@ def test_a_function_of_a_fixed_number_of_features_makes_a_gap() -> None:
         match="takes 8 tokens of 4 features and fails on 8 of 8 features",
     ):
         CallablePolicy(act, group).act(wide)
+
+
+def test_a_function_of_tokens_plays_no_other_space() -> None:
+    tokens = centroid().groups["agent"]
+    elements = replace(tokens, view=make_view(tokens.tokens.space()))
+    policies = CallablePolicy(noop, tokens), CallablePolicy(noop, elements)
+    reasons = [policy.mismatch(g) for policy in policies for g in (tokens, elements)]
+    start = "expected observations as"
+    assert reasons == [
+        "",
+        f"{start} elements of a space, got tokens",
+        f"{start} tokens, got elements of a space",
+        "",
+    ]
 
 
 DISCRETE = {"label": "discrete", "env": {"continuous_actions": False}}
