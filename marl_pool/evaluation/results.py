@@ -168,13 +168,14 @@ class Files:
 
 
 def write_csv(path: Path, results: Iterable[Result], record: Mapping[str, Any]) -> None:
-    """Write a line for each result, with what else ``record`` has appended.
+    """Write a line for each result, with the other entries of ``record`` appended.
 
     Missing values are empty, mappings are JSON.
     """
     # A row that was not measured has 0 episodes, whatever the record says.
     rows = [
-        tables.without_nan(row | dict(record) | row) for row in map(asdict, results)
+        tables.without_nan(row | {k: v for k, v in record.items() if k not in row})
+        for row in map(asdict, results)
     ]
     tables.write_csv(path, list(rows[0]), rows)
 

@@ -216,7 +216,7 @@ def _metrics(run: Run) -> tuple[pd.DataFrame, str]:
 
 def _names(runs: Sequence[Run]) -> list[str]:
     """Return the shortest ends of the runs' paths that are all different."""
-    # A table holds no name that is no UTF-8.
+    # Tables hold only names that are UTF-8.
     paths = [tuple(map(printable, run.path.resolve().parts)) for run in runs]
     names = (["/".join(path[-depth:]) for path in paths] for depth in count(1))
     return next(labels for labels in names if len(set(labels)) == len(runs))
