@@ -270,8 +270,7 @@ def _bounds_mismatch(name: str, expected: Part, actual: Part) -> str:
     if expected.declared.kind == "f":
         wrong = (lows < low) | (highs > high)
     else:
-        # The bounds of choices say what their options mean, those of bytes how they
-        # are scaled.
+        # Bounds say what the options of choices mean, and how bytes are scaled.
         wrong = (lows != low) | (highs != high)
     if not wrong.any():
         return ""
