@@ -218,7 +218,7 @@ def fingerprint(task: Task) -> dict[str, float]:
 
 
 def validate_same_data(checkpoint: Path, data: Mapping[str, float], key: str) -> None:
-    """Reject other data than those of a checkpoint; earlier versions stored none."""
+    """Reject other data than a checkpoint's; earlier versions stored none."""
     try:
         stored = json.loads((checkpoint / PROGRESS).read_text()).get("data", {})
         changed = [
@@ -230,8 +230,7 @@ def validate_same_data(checkpoint: Path, data: Mapping[str, float], key: str) ->
     except (ValueError, TypeError, AttributeError, OSError):
         return  # `restore` reports the damage
     if changed:
-        expected = f"the same data as those of {checkpoint}"
-        raise InputError(f"{key}: expected {expected}, with {changed[0]}")
+        raise InputError(f"{key}: expected the data of {checkpoint}, with {changed[0]}")
 
 
 def _best_network(run: Run, task: Task, seed: int, fold: int) -> nn.Module:

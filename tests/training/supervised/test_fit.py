@@ -451,7 +451,7 @@ def test_a_run_does_not_continue_on_other_data(elsewhere, refused):
     stored = run.config["data_dir"]
     assert stored == str(elsewhere / "data")
     line = refused(*words, "data_dir=other")
-    assert "data_dir: expected the same data as those of run/checkpoints/" in line
+    assert "data_dir: expected the data of run/checkpoints/" in line
     assert "the mean |y| of the first train rows" in line
     assert Run.open("run").config["data_dir"] == stored
     assert main([*words, "data_dir=same"]) == 0
