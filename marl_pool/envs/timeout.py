@@ -10,6 +10,7 @@ from types import FrameType
 
 from typing_extensions import override
 
+from marl_pool.utils.errors import InputError, StoppedError, described
 from marl_pool.utils.text import print_note
 
 REMOTE_LIMIT = 600.0
@@ -138,6 +139,26 @@ def env_call(env: object, operation: str) -> Iterator[None]:
     finally:
         if watchdog is not None:
             watchdog.call = None
+
+
+@contextmanager
+def explain_call_errors() -> Iterator[None]:
+    """Turn an exception of an `env_call` into one line; an `InputError` is one.
+
+    Raises:
+        StoppedError: in place of the exception.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except EnvTimeoutError as error:
+        raise StoppedError(str(error)) from error
+    except Exception as error:
+        # What is called is the user's code; any other failure is our own bug.
+        if not (call := raised_by(error)):
+            raise
+        raise StoppedError(f"{described(error)}, raised by {call}") from error
 
 
 def raised_by(error: Exception) -> str:

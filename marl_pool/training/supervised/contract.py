@@ -3,8 +3,7 @@
 An exception in a call gets a note that names the call, as in `env_call`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from operator import index
 from pathlib import Path
 from typing import NoReturn, SupportsIndex
@@ -12,10 +11,10 @@ from typing import NoReturn, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from marl_pool.envs.timeout import env_call, raised_by
+from marl_pool.envs.timeout import env_call
 from marl_pool.tokens import form_of
 from marl_pool.training.supervised.task import Batch, LossAndMetrics, Split, Task
-from marl_pool.utils.errors import InputError, StoppedError, described
+from marl_pool.utils.errors import InputError
 
 VALIDATION = "validation_"
 """Start of the columns of ``metrics.csv`` for validation."""
@@ -30,20 +29,6 @@ COLUMNS = (
     "measured_per_second",
 )
 """Columns of ``metrics.csv`` that are not metrics."""
-
-
-@contextmanager
-def explain_task_errors() -> Iterator[None]:
-    """Turn an exception of a task, outside a training loop, into one line."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        # The user's task may fail; any other failure is a bug of ours.
-        if not (call := raised_by(error)):
-            raise
-        raise StoppedError(f"{described(error)}, raised by {call}") from error
 
 
 def prepare(task: Task, folder: Path, *, preview: bool = False) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from marl_pool.compiled import compile_parts
+from marl_pool.envs.timeout import explain_call_errors
 from marl_pool.files.atomic import make_folder, write_json
 from marl_pool.files.manifest import add_to_manifest, validate_intact
 from marl_pool.files.tensors import write_tensors
@@ -113,7 +114,7 @@ def make_task(config: FitConfig) -> Task:
     return task
 
 
-@contract.explain_task_errors()
+@explain_call_errors()
 def price(config: FitConfig, folder: Path) -> Cost:
     """Estimate the cost of a run from a few of its batches.
 
@@ -163,7 +164,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-@contract.explain_task_errors()
+@explain_call_errors()
 def validate_data(config: FitConfig) -> None:
     """Reject missing data before many runs start."""
     with tempfile.TemporaryDirectory() as folder:
