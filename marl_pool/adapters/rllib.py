@@ -52,6 +52,10 @@ with explain_missing_modules():
         DefaultSACTorchRLModule,
     )
     from ray.rllib.core.columns import Columns
+    from ray.rllib.core.distribution.torch.torch_distribution import (
+        TorchDistribution,
+        TorchSquashedGaussian,
+    )
     from ray.rllib.core.models.base import ENCODER_OUT, Encoder
     from ray.rllib.core.models.catalog import Catalog
     from ray.rllib.core.models.configs import ModelConfig
@@ -257,7 +261,8 @@ def set_module_spec(config: AlgorithmConfig, **options: Any) -> RLModuleSpec:
 def as_policy(module: RLModule, *, normalize_actions: bool = True) -> Act:
     """Return a trained module as a policy for `marl_pool.evaluate`.
 
-    It chooses the most likely actions. Custom connectors are not applied.
+    It chooses the most likely actions, of SAC the squashed mean. Custom connectors are
+    not applied.
 
     Example:
         >>> policy = as_policy(algorithm.get_module())
@@ -296,7 +301,7 @@ def as_policy(module: RLModule, *, normalize_actions: bool = True) -> Act:
             logits = outputs[Columns.ACTION_DIST_INPUTS]
             require_numbers(logits)
             distribution = module.get_inference_action_dist_cls().from_logits(logits)
-            actions = distribution.to_deterministic().sample()
+            actions = _most_likely(distribution)
         require_numbers(actions)
         rows: np.ndarray = actions.cpu().numpy()
         if normalize_actions and isinstance(module.action_space, spaces.Box):
@@ -304,6 +309,18 @@ def as_policy(module: RLModule, *, normalize_actions: bool = True) -> Act:
         return rows
 
     return act
+
+
+def _most_likely(distribution: TorchDistribution) -> Any:
+    """Return the most likely actions; of a squashed Gaussian, its squashed mean.
+
+    RLlib's own deterministic actions are the mean before squashing
+    (https://github.com/ray-project/ray/issues/51544).
+    """
+    if isinstance(distribution, TorchSquashedGaussian):
+        low, high = distribution.low, distribution.high
+        return low + (torch.tanh(distribution.loc) + 1) / 2 * (high - low)
+    return distribution.to_deterministic().sample()
 
 
 def _validate_mask(observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:

@@ -14,7 +14,8 @@ Example::
     loss = ClipPPOLoss(actor, critic)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -315,7 +316,8 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
         batch = TensorDict({}, [len(next(iter(arrays.values())))], device=device)
         for key, array in arrays.items():
             batch[key] = torch.as_tensor(array)
-        with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        deterministic = set_exploration_type(ExplorationType.DETERMINISTIC)
+        with torch.no_grad(), deterministic, _evaluating(actor):
             try:
                 outputs = actor(batch)
             except InputError as error:
@@ -330,6 +332,18 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
         return result
 
     return act
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module and its parts in evaluation mode, without dropout, for a block."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
 
 
 def _presence(present: Tensor | None, shape: tuple[int, ...]) -> Tensor:

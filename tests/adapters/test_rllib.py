@@ -186,6 +186,18 @@ def test_only_allowed_actions_are_chosen(
     assert set(act(tree_map(torch.Tensor.numpy, observations))) <= {0, 1, 2}
 
 
+def test_sac_plays_its_squashed_mean() -> None:
+    module = make_module("sac", ROWS, spaces.Box(-2, 3, (2,)))
+    rows = sampled(ROWS, 8)
+    with torch.no_grad():
+        module.pi.net.mlp[-1].bias.fill_(1.5)
+    mean = logits(module, rows).chunk(2, dim=-1)[0]
+    assert mean.max() > 1
+    expected = 0.5 + 2.5 * torch.tanh(mean)
+    actions = torch.as_tensor(as_policy(module)(rows.numpy()))
+    torch.testing.assert_close(actions, expected)
+
+
 def test_masks_of_several_choices_are_joined() -> None:
     actions = spaces.MultiDiscrete([2, 3])
     masks = spaces.Tuple((spaces.MultiBinary(2), spaces.MultiBinary(3)))

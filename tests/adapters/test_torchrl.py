@@ -464,6 +464,20 @@ def test_a_policy_reads_observations_of_any_space(observed, observation) -> None
         policy(tree_map(lambda part: part * np.nan, observation))
 
 
+def test_a_policy_plays_without_dropout_and_restores_the_mode() -> None:
+    torch.manual_seed(0)
+    spec = data.Composite(observation=ROW_SPEC)
+    options = {**SMALL, "dropout": 0.5, "token_dropout": 0.5}
+    actor = categorical(SetActor(spec, 4, in_key="observation", **options))
+    frozen = actor[1].eval()
+    rows = np.random.default_rng(0).normal(size=(256, 4, 5)).astype(np.float32)
+    actions = as_policy(actor)(rows)
+    modes = [part.training for part in (actor, actor[0], frozen)]
+    assert modes == [True, True, False]
+    scores = actor.eval()[0](TensorDict({"observation": torch.tensor(rows)}, [256]))
+    assert actions.tolist() == scores["logits"].argmax(-1).tolist()
+
+
 def test_a_policy_needs_what_it_reads_and_actions() -> None:
     for actor in (3, torch.nn.Linear(2, 2)):
         with pytest.raises(InputError, match="actor: expected a ProbabilisticActor"):
