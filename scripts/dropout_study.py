@@ -48,9 +48,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 KEYS = ["counts", "dropout", "pooling"]
+RUN = [*KEYS, "seed"]
 RETURN, ENTROPY = "return_mean", "agent/entropy"
 METRICS = [RETURN, ENTROPY, "agent/first_kl"]
 LABELS = ["mean return", "entropy, nats", "KL before the first step, nats"]
+PAPER = {
+    "ppo.lr_schedule": ("constant", "falling rate"),
+    "ppo.dropout_in_sampler": (False, "sampler too"),
+    "policy.init_std": (0.2, "{key} {value}"),
+    "encoder.attention_scale": ("model", "{key} {value}"),
+    "ppo.batch_size": (8192, "{key} {value}"),
+    "ppo.gamma": (0.99, "{key} {value}"),
+    "ppo.normalize_value_loss": (False, "{key}"),
+}
+"""Key → value in the recipe, and the name of a run with another one."""
 EVERY = 10
 """Iterations whose metrics are averaged into one row."""
 REFERENCE = "ada"
@@ -77,23 +88,37 @@ def collect(runs: Path) -> pd.DataFrame:
             continue  # unfinished
         blocks = metrics.groupby((metrics["iteration"] - 1) // EVERY)
         frame = blocks[METRICS].mean().assign(env_steps=blocks["env_steps"].max())
-        ppo = config["ppo"]
-        changes = [", falling rate"] * (ppo["lr_schedule"] == "linear")
-        changes += [", sampler too"] * ppo.get("dropout_in_sampler", False)
         frame["counts"] = config["env"]["counts"]
-        frame["dropout"] = f"{ppo['dropout']:g}" + "".join(changes)
+        frame["dropout"] = f"{config['ppo']['dropout']:g}{changes(config)}"
         frames.append(
             frame.assign(pooling=config["pooling"]["name"], seed=config["seed"])
         )
     if not frames:
         raise InputError(f"{runs}: expected finished runs, got none")
-    return pd.concat(frames)[[*KEYS, "seed", "env_steps", *METRICS]]
+    table = pd.concat(frames)[[*RUN, "env_steps", *METRICS]]
+    repeated = table[table.duplicated([*RUN, "env_steps"])]
+    if len(repeated):
+        cell = ", ".join(map(str, repeated.iloc[0][RUN]))
+        raise InputError(f"{runs}: expected one run of a kind, got several of {cell}")
+    return table
+
+
+def changes(config: dict[str, Any]) -> str:
+    """Name what a configuration changes in the paper's recipe, after commas."""
+    names = []
+    for path, (value, name) in PAPER.items():
+        section, key = path.split(".")
+        actual = config[section].get(key, value)  # older runs lack newer keys
+        if actual != value:
+            names.append(f", {name.format(key=key, value=actual)}")
+    return "".join(names)
 
 
 def final_values(table: pd.DataFrame, metric: str = RETURN) -> pd.Series:
     """Return the final mean of a metric in each run, by cell and seed."""
-    last = table[table["env_steps"] > 0.9 * table["env_steps"].max()]
-    return last.groupby([*KEYS, "seed"])[metric].mean()
+    last_steps = table.groupby(RUN)["env_steps"].transform("max")
+    last = table[table["env_steps"] > 0.9 * last_steps]
+    return last.groupby(RUN)[metric].mean()
 
 
 def markdown(table: pd.DataFrame) -> str:

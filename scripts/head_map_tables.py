@@ -200,18 +200,27 @@ def _seeds(numbers: pd.Series) -> str:
 
 
 def score_table(scores: pd.DataFrame) -> str:
-    """Format the interquartile mean of each head in each cell, a row for each cell.
+    """Format the score of each head in each cell, a row for each cell.
 
-    The last columns are what `choice` returns.
+    It is an interquartile mean, with the mean in brackets where the two differ by
+    `MARGIN` or more. The last columns are what `choice` returns.
     """
     rows = []
     for cell, group in scores.groupby(level=CELL, sort=False):
         counts = group.notna().sum()
         seeds = _seeds(counts[counts > 0]).removesuffix("s").removesuffix(" seed")
-        means = [f"{mean:.3f}" if mean == mean else "" for mean in iqm(group)]
-        rows.append([*cell, seeds, *means, *choice(group)])
+        values = map(_score, iqm(group), group.mean())
+        rows.append([*cell, seeds, *values, *choice(group)])
     head = [*CELL, "seeds", *scores, "best, worst", "difference", "matters"]
     return markdown_table(head, rows)
+
+
+def _score(middle: float, mean: float) -> str:
+    """Format an interquartile mean, and the mean if they differ by `MARGIN`."""
+    if middle != middle:
+        return ""
+    apart = f" ({mean:.3f})" * (abs(mean - middle) >= MARGIN)
+    return f"{middle:.3f}{apart}"
 
 
 def iqm(group: pd.DataFrame) -> pd.Series:

@@ -1,10 +1,24 @@
 """The study of dropout: AdaPool's lead over another head, by permutation."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
-from dropout_study import ENTROPY, METRICS, lead, leads_text, markdown
+import yaml
+from dropout_study import (
+    ENTROPY,
+    METRICS,
+    collect,
+    final_values,
+    lead,
+    leads_text,
+    markdown,
+)
 from scipy.stats import permutation_test
+
+from marl_pool.utils.errors import InputError
 
 
 def finals(levels: dict[str, dict[str, list[float]]]) -> pd.Series:
@@ -16,6 +30,42 @@ def finals(levels: dict[str, dict[str, list[float]]]) -> pd.Series:
     }
     names = ["counts", "pooling", "seed"]
     return pd.Series(rows.values(), pd.MultiIndex.from_tuples(rows, names=names))
+
+
+def write_run(folder: Path, ppo: dict[str, Any], init_std: float, value: float) -> None:
+    """Write what `collect` reads: twenty iterations that return ``value``."""
+    config = {
+        "env": {"counts": "1-3-28"},
+        "encoder": {},
+        "pooling": {"name": "max"},
+        "policy": {"init_std": init_std},
+        "ppo": {"dropout": 0.1, "lr_schedule": "constant", **ppo},
+        "seed": 0,
+        "total_steps": 2000,
+    }
+    folder.mkdir(parents=True)
+    folder.joinpath("config.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    metrics = pd.DataFrame({"iteration": range(1, 21)})
+    metrics["env_steps"] = 100 * metrics["iteration"]
+    metrics[METRICS] = value
+    metrics.to_csv(folder / "metrics.csv", index=False)
+
+
+def test_runs_are_named_by_what_they_change_in_the_recipe(tmp_path):
+    write_run(tmp_path / "a", {}, 0.2, -2.0)
+    write_run(tmp_path / "b", {"gamma": 0.9, "lr_schedule": "linear"}, 0.05, -0.5)
+    values = final_values(collect(tmp_path))
+    assert values.droplevel(["counts", "pooling", "seed"]).to_dict() == {
+        "0.1": -2.0,
+        "0.1, falling rate, init_std 0.05, gamma 0.9": -0.5,
+    }
+
+
+def test_two_runs_of_one_kind_are_not_averaged(tmp_path):
+    write_run(tmp_path / "a", {}, 0.2, -2.0)
+    write_run(tmp_path / "b", {}, 0.2, -0.5)
+    with pytest.raises(InputError, match=r"got several of 1-3-28, 0\.1, max, 0"):
+        collect(tmp_path)
 
 
 def test_at_one_level_it_is_the_permutation_test_of_scipy():
