@@ -36,7 +36,9 @@ class TeamCritic(Critic):
 
     Source: Yu et al., The surprising effectiveness of PPO in cooperative multi-agent
     games (2022), https://arxiv.org/abs/2103.01955, whose critic concatenates the
-    observations, so that the number of agents and their order are fixed. Liu et al.,
+    observations, so that the number of agents and their order are fixed, and whose
+    code credits an agent that has died with what its team earns later; here, as in
+    RLlib, its return ends. Liu et al.,
     PIC: permutation invariant critic for multi-agent deep reinforcement learning
     (2019), https://arxiv.org/abs/1911.00025, has a graph network over agents that
     divides by their number; no count enters here.

@@ -99,7 +99,8 @@ class PPOSettings:
     """Let critics predict returns in units of their running mean and deviation, as in
     the published MAPPO. It takes the place of ``normalize_value_loss``."""
     share_reward: bool = False
-    """Reward each agent of a group with the mean over the agents that are present."""
+    """Reward each agent of a group with the mean over the agents that are present; one
+    that leaves gets no more."""
 
     def __post_init__(self) -> None:
         if self.minibatch_size is not None and self.minibatch_size > self.batch_size:
