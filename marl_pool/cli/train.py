@@ -45,14 +45,15 @@ def train(arguments: Namespace, overrides: list[str]) -> int:
         return 0
     or_resume = arguments.or_resume
     if or_resume:
-        from marl_pool.training.jobs import begun
+        from marl_pool.training.jobs import begun, has_ended
 
         if arguments.run_dir is None:
             raise InputError(
                 "--or-resume: expected --run-dir DIR, the folder of the run"
             )
         if run_to_resume := begun(Path(arguments.run_dir), config):
-            status = _continue(run_to_resume, config)
+            is_over = has_ended(run_to_resume, config)
+            status = _continue(run_to_resume, config, is_over)
             return status or _unfinished(run_to_resume, config)
     with new_run(config, arguments.run_dir) as run:
         status = _run_training(run, config)
@@ -155,7 +156,7 @@ def resume(arguments: Namespace, overrides: list[str]) -> int:
 def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.config import assign, check
     from marl_pool.runs.run import CONFIG
-    from marl_pool.training.jobs import JOBS
+    from marl_pool.training.jobs import JOBS, is_finished
 
     # Find what trained the run.
     run = common.open_run(arguments.verb, arguments.run)
@@ -170,19 +171,20 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
             _validate_same_network(run.config, complete)
         run.config = complete
         config = check(run.verb, assign(run.config, overrides))
-        return _continue(run, config)
+        # A raised limit adds training, also to a run that a callback ended.
+        return _continue(run, config, is_finished(run, config))
 
 
-def _continue(run: "Run", config: "RunConfig") -> int:
-    """Continue a run from its newest checkpoint."""
+def _continue(run: "Run", config: "RunConfig", is_over: bool) -> int:
+    """Continue a run from its newest checkpoint, unless it is over."""
     from marl_pool.training.jobs import JOBS, is_finished, validate_ray_for
 
-    # A raised limit adds training; otherwise the run may be complete.
-    if is_finished(run, config):
+    if is_over:
         run.recover()
         job = JOBS[run.verb]
         amount = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
-        print(f"{run.path}: {amount} are done; nothing to do")
+        cause = "" if is_finished(run, config) else ", and a callback ended the run"
+        print(f"{run.path}: {amount} are done{cause}; nothing to do")
         # Upload what its mirror lacks.
         if config.storage is None:
             return 0
@@ -265,7 +267,7 @@ def _unfinished(run: "Run", config: "RunConfig") -> int:
 
 
 def _run_training(run: "Run", config: "RunConfig") -> int:
-    from marl_pool.training.jobs import JOBS, is_finished, perform
+    from marl_pool.training.jobs import JOBS, has_ended, perform
 
     job, began = JOBS[run.verb], time.monotonic()
     try:
@@ -275,7 +277,7 @@ def _run_training(run: "Run", config: "RunConfig") -> int:
             raise  # there is nothing to resume
         return common.stopped(error, run.path, config.plain)
     # A time limit ends a run early, and a resume continues it.
-    if config.time_limit is not None and not is_finished(run, config):
+    if config.time_limit is not None and not has_ended(run, config):
         command = common.resume_command(run.path, config.plain)
         print_line(f"time_limit is over; resume with: {command}")
     # Print what exists: a fit has results in place of a policy.

@@ -439,6 +439,7 @@ class Run:
         parts: Iterable[str] = (),
         best: Best | None = None,
         origin: Mapping[str, str] | None = None,
+        ended: bool = False,
     ) -> Iterator[Path]:
         """Yield a folder that becomes the checkpoint of ``iteration`` on exit.
 
@@ -449,6 +450,7 @@ class Run:
             parts: required files, as in `PARTS`.
             best: the checkpoint's score if it is the best so far.
             origin: what computed it; see `origin`.
+            ended: True if a callback ended the run after ``iteration``.
 
         Raises:
             OSError: a part is missing, or the folder cannot be written.
@@ -464,6 +466,7 @@ class Run:
                 "best_score": best and best.score,
                 "best_of": best and best.of,
                 "origin": dict(origin or {}),
+                "ended": ended,
                 "config": self._config_checksum(),
                 **self.metrics.fix(iteration),
             }
@@ -476,6 +479,12 @@ class Run:
         Nothing is known of a checkpoint whose manifest is damaged.
         """
         return dict(self._manifest(checkpoint).get("origin", {}))
+
+    @property
+    def was_ended(self) -> bool:
+        """True if a callback ended the run at its newest intact checkpoint."""
+        newest = self.latest_checkpoint()
+        return newest is not None and self._manifest(newest).get("ended") is True
 
     def config_change(self, checkpoint: Path | None = None) -> str:
         """Describe an edit of ``config.yaml`` since a checkpoint; empty without one.

@@ -156,11 +156,8 @@ def is_finished(run: Run, config: RunConfig) -> bool:
 
 
 def has_ended(run: Run, config: RunConfig) -> bool:
-    """Return True if no later session would continue a run.
-
-    Without a time limit only a callback ends a run early, and for good.
-    """
-    return config.time_limit is None or is_finished(run, config)
+    """Return True if a run is finished, or a callback ended it for good."""
+    return is_finished(run, config) or run.was_ended
 
 
 def validate_ray_for(config: RunConfig) -> None:

@@ -160,7 +160,7 @@ class TrainingLoop:
     ) -> None:
         self.run, self.config = run, config
         self.should_stop, self.stopping, self.has_stepped = should_stop, False, False
-        self.has_logged = False
+        self.has_logged = self.ended = False
         self.iteration, self.began = 0, 0.0
         self.ctrl_c = Interruptible()
 
@@ -300,8 +300,7 @@ class TrainingLoop:
                     self.run.log({"iteration": number, **step.metrics})
                 self.has_logged = True
                 progress.update(method.done, **step.progress)
-                is_over = notify(self.callbacks, self.run, self.run.metrics.last)
-                self.stopping = self.stopping or is_over
+                self.ended = notify(self.callbacks, self.run, self.run.metrics.last)
                 if method.is_due or number % every == 0:
                     self._save()
 
@@ -318,7 +317,9 @@ class TrainingLoop:
             best = Best(self.iteration, score, method.score_of)
         with self._writing("the checkpoint"):
             parts = method.parts
-            save = self.run.checkpoint(self.iteration, parts, best, self.origin)
+            save = self.run.checkpoint(
+                self.iteration, parts, best, self.origin, self.ended
+            )
             with save as folder:
                 method.save(folder)
             # If the process is killed here, `Run.lock` saves the policy later.
@@ -337,7 +338,7 @@ class TrainingLoop:
         seconds = self._seconds_left()
         late = self.has_stepped and seconds is not None and seconds <= 0
         # It reports the iteration, too, and so is asked first.
-        stopping = self.stopping or self.should_stop()
+        stopping = self.stopping or self.should_stop() or self.ended
         self.stopping = stopping or late or self.ctrl_c.requested
         return self.stopping
 

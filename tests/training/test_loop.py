@@ -106,6 +106,20 @@ def test_callbacks_follow_a_run_and_end_it():
     assert EventRecorder.events[8:] == []
 
 
+@pytest.mark.parametrize("limit", ["60", "null"])
+def test_a_run_that_a_callback_ended_continues_only_by_resume(capsys, limit):
+    job = ["evolve", *TINY, "--or-resume", f"time_limit={limit}"]
+    job.append(f"callbacks=[{MODULE}:EventRecorder,{MODULE}:StopsAtTwo]")
+    assert cli.main(job) == 0
+    assert "time_limit is over" not in capsys.readouterr().err
+    assert cli.main(job) == 0
+    said = "2 of 4 generations are done, and a callback ended the run; nothing to do"
+    assert said in capsys.readouterr().out
+    assert EventRecorder.events == ["begin", 1, 2, "end"]
+    assert resume(f"{MODULE}:EventRecorder", f"{MODULE}:StopsAtTwo") == 0
+    assert Run.open("run").last_saved_iteration == 4
+
+
 @yaml_cases("name, iteration, saved")
 def test_a_callback_that_fails_ends_the_run_in_one_line(capsys, name, iteration, saved):
     assert evolve(f"[{MODULE}:{name}]") == 1

@@ -60,12 +60,15 @@ def run_sweep(sweep: Sweep, plan: Plan, dry_run: bool) -> dict[str, str]:
             from marl_pool.training.sweep.search import Search  # loads optuna
 
             search = Search(sweep, plan)
-        done = {trial.name: saved(job, sweep.run(trial)) for trial in trials}
+        runs = {trial.name: sweep.run(trial) for trial in trials}
+        done = {name: saved(job, run) for name, run in runs.items()}
         stopped = search.stopped_early if search else set()
         todo = [
             trial
             for trial in trials
-            if done[trial.name] < job.total(trial.config) and trial.name not in stopped
+            if done[trial.name] < job.total(trial.config)
+            and trial.name not in stopped
+            and not ((run := runs[trial.name]) and run.was_ended)
         ]
         # A search will add trials like its probes.
         num_new = max(0, settings.trials - len(trials)) if search else 0
@@ -106,9 +109,10 @@ def _run(
         usual = job.total(plan.examples[0].config)
         totals = dict.fromkeys(search.names, usual) | totals
     table = TrialTable(totals, done, unit=job.unit)
-    for name in search.stopped_early if search else ():
-        if table.rows[name].state != TrialState.FINISHED:
-            table.rows[name].state = TrialState.STOPPED
+    for trial in plan.trials:
+        row = table.rows[trial.name]
+        if trial not in todo and row.state == TrialState.WAITING:
+            row.state = TrialState.STOPPED
 
     def write_table() -> None:
         sweep.write_table(plan.trials, table.states)

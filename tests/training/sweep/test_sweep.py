@@ -53,13 +53,15 @@ TAG_COUNTS = ["1-3-0", "1-3-4", "1-3-12", "1-3-28"]
 VIEWS = ["entities", "pixels"]
 
 
-def saved_run(path: Path, config: dict, steps: list[int], **metrics: float) -> Run:
+def saved_run(
+    path: Path, config: dict, steps: list[int], ended: bool = False, **metrics: float
+) -> Run:
     """A run as training leaves it, without weights."""
     run = Run.create(path, config)
     for number, steps_done in enumerate(steps, 1):
         run.log({"iteration": number, "env_steps": steps_done, **metrics})
     run.close()
-    with run.checkpoint(len(steps)) as folder:
+    with run.checkpoint(len(steps), ended=ended) as folder:
         (folder / "progress.json").write_text("{}")
     with run.save_policy_dir(Best(len(steps), 0.0)):
         pass
@@ -408,15 +410,19 @@ def plan():
     return plan_sweep([*SWEPT, "total_steps=100"])
 
 
-@pytest.mark.parametrize(("time_limit", "is_over"), [(None, True), (60, False)])
-def test_a_job_tries_again_only_where_a_time_limit_ended_a_trial(time_limit, is_over):
-    """As for a single run: else a callback has ended it."""
+@pytest.mark.parametrize("time_limit", [None, 60])
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_job_leaves_trials_alone_that_a_callback_ended(ended, time_limit, capsys):
     plan = plan_sweep([*SWEPT, "total_steps=100", f"time_limit={written(time_limit)}"])
     sweep = Sweep("s", plan.grid, plan.overrides)
     assert not is_done(sweep, plan)
     for trial in plan.trials:
-        saved_run(sweep.run_path(trial), trial.config.plain, [10])
-    assert is_done(sweep, plan) == is_over
+        saved_run(sweep.run_path(trial), trial.config.plain, [10], ended)
+    assert is_done(sweep, plan) == ended
+    if ended:
+        sweep.write()
+        assert cli.main(["resume", "s"]) == 0
+        assert {row["status"] for row in read_table("s")} == {TrialState.STOPPED}
 
 
 def test_finished_trials_are_not_trained_again(plan, capsys):
