@@ -77,10 +77,12 @@ def train(
         with new_run(config, run_dir) as run:
             from marl_pool.evaluation.computing import computing
             from marl_pool.training.jobs import perform
+            from marl_pool.utils.randomness import restored_randomness
 
             stop = on_iteration and _after_each_row(run, on_iteration)
             options = {"should_stop": stop} if stop else {}
-            with computing(None):  # restores the number of threads, which training sets
+            # Restore the threads, generators and modes of torch, which training sets.
+            with computing(None), restored_randomness():
                 problem = perform(run, config, **options)
     if problem:
         print_line(problem)

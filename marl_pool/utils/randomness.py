@@ -14,6 +14,8 @@ Training's environments are numbered from 0 over all runners, evaluation's from
 import os
 import random
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -66,6 +68,26 @@ def seed_process(seed: int) -> None:
         # See https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility.
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.cuda.manual_seed_all(seed)
+
+
+@contextmanager
+def restored_randomness() -> Iterator[None]:
+    """Restore at the end what `seed_process` sets: generators, deterministic modes."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    cudnn = torch.backends.cudnn
+    cudnn_modes = cudnn.deterministic, cudnn.benchmark
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    # Without a GPU in use, its generators have no state to restore.
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    try:
+        with torch.random.fork_rng(range(num_gpus)):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        cudnn.deterministic, cudnn.benchmark = cudnn_modes
+        torch._C._set_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
 class Purpose(IntEnum):

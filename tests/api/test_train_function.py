@@ -1,8 +1,10 @@
 """`marl_pool.train`: the command line's training, from Python."""
 
 import json
+import random
 import sys
 import types
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from marl_pool.policies.storage import load_policy
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import seed_process
 
 TINY = ("ppo.num_envs=2", "ppo.batch_size=16", "ppo.minibatch_size=8", "total_steps=16")
 
@@ -141,6 +144,30 @@ def test_it_trains_as_the_command_does(tmp_path):
         {k: v for k, v in row.items() if k not in timed} for row in rows
     )
     assert json.dumps(command_row) == json.dumps(function_row)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_it_leaves_the_callers_generators_and_modes_alone(monkeypatch, tmp_path, fails):
+    def train(run, config):
+        seed_process(1)
+        if fails:
+            raise InputError("init: no such policy")
+
+    replace_training(monkeypatch, train)
+
+    def numbers():
+        return torch.rand(1).item(), random.random(), np.random.rand()  # noqa: NPY002
+
+    seed_process(5)
+    expected = numbers()
+    seed_process(5)
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.deterministic = False
+    with suppress(InputError):
+        marl_pool.train(run_dir=tmp_path / "run")
+    assert numbers() == expected
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.backends.cudnn.deterministic
 
 
 def test_a_callback_gets_each_row_once_and_may_stop(monkeypatch, tmp_path):
