@@ -15,7 +15,7 @@ from marl_pool.files.atomic import new_folder, write_json
 from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.perturbations.actions import changes_actions
 from marl_pool.perturbations.base import validate_no_ramp
-from marl_pool.policies.base import SpecifiedPolicy
+from marl_pool.policies.base import SequencePolicy, SpecifiedPolicy
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.rollout import Rollout
 from marl_pool.runs.run import LOSS, RETURN, Run, iteration_of
@@ -28,12 +28,13 @@ from marl_pool.training.cloning.learner import (
     make_student,
 )
 from marl_pool.training.cloning.sampler import Augmentation, Sampler
-from marl_pool.training.cloning.settings import CloneConfig
+from marl_pool.training.cloning.settings import CloneConfig, CloneSettings
 from marl_pool.training.cloning.teacher import PolicyTeacher, build_roles
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.fixed_policies import frozen_module
 from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
+from marl_pool.utils.devices import checked_device
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import VALIDATION_ENVS
 
@@ -67,6 +68,7 @@ def clone(
 def _validate(config: CloneConfig) -> None:
     """Validate what no single section of the configuration can check."""
     settings, perturbation = config.clone, config.perturbation
+    checked_device(config.device)
     # The last round needs at least one batch.
     last = settings.round_start(settings.rounds)
     if config.total_batches <= last:
@@ -96,6 +98,24 @@ def _validate(config: CloneConfig) -> None:
         raise InputError(
             "perturbation.severity: expected a fraction of hidden tokens in [0, 1), "
             f"got {largest:g}"
+        )
+
+
+def _validate_student(
+    settings: CloneSettings, student: SequencePolicy, whole: bool
+) -> None:
+    """Reject settings without an effect on a student; ``whole`` means sequences."""
+    of_sequences = {"truncate": "null", "chunk_length": "null", "burn_in": "0"}
+    for key, default in of_sequences.items():
+        if (value := getattr(settings, key)) and not whole:
+            raise InputError(
+                f"clone.{key}: expected {default} for a student without a memory, "
+                f"which learns from single steps, got {value}"
+            )
+    if settings.prev_action_noise and not student.recurrent:
+        raise InputError(
+            "clone.prev_action_noise: expected 0 for a student that does not read its "
+            f"previous action, got {settings.prev_action_noise}"
         )
 
 
@@ -142,15 +162,12 @@ class CloningMethod(TrainingMethod):
             )
         memory = self.student.initial_memory(1, group.tokens.num_tokens)
         self.whole = bool(tree_leaves(memory))
-        if settings.chunk_length is not None and not self.whole:
-            raise InputError(
-                "clone.chunk_length: expected null for a student without a memory, "
-                f"which learns from single steps, got {settings.chunk_length}"
-            )
+        _validate_student(settings, self.student, self.whole)
         # Build the dataset and the learner; rounds fill the dataset later.
         self.augmentation = Augmentation(
             group.tokens, config.perturbation, settings, config.seed
         )
+        self.augmentation.build()  # rejects options that do not fit
         folder = run.path / FOLDER
         self.dataset = CloneDataset(config, self.roles, folder, self.augmentation)
         head = make_auxiliary_head(config, self.student, teacher.target_names)

@@ -260,6 +260,7 @@ def test_no_trajectory_is_learned_in_one_round_and_validated_in_another(tmp_path
         tmp_path / "run",
         *(f"env={__name__}:Walk", "policy=feed_forward", f"teacher={__name__}:Left"),
         *("clone.episodes=30", "clone.validation_episodes=1", *ROUNDS),
+        "clone.prev_action_noise=0",
     )
     digests: dict[str, list[str]] = {"train": [], "validation": []}
     for number in range(3):
