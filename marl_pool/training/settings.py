@@ -251,7 +251,9 @@ class ValidationSettings:
     """Settings of validation, which selects the best solution of an evolution run."""
 
     every: PositiveInt = 10
-    """Generations from one validation to the next."""
+    """Generations from one validation to the next; the first and the last generation
+    are validated, too. A finished run that is resumed with more generations has
+    validated its former last one."""
     episodes: Episodes = 512
     """Episodes of a validation, the same ones every time."""
 

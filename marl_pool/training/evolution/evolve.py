@@ -163,7 +163,8 @@ class EvolutionMethod(TrainingMethod):
         self.episodes += played.lengths.numel()
         # Validate in the run's `env`, not in `fitness_env`; keep the best solution.
         validated = {}
-        if iteration == 1 or iteration % config.validation.every == 0:
+        is_due = iteration % config.validation.every == 0
+        if is_due or iteration in (1, self.total):
             validated = self._validate(vectors[fitness.argmax()])
         seconds = time.monotonic() - began
         self.seconds += seconds

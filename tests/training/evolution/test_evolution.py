@@ -419,7 +419,7 @@ def test_fitness_and_validation_may_have_different_envs(tmp_path, monkeypatch):
     played = record_plays(monkeypatch, "width")
     envs, sizes = ("env.width=3", "fitness_env={width: 2}"), ("total_generations=3",)
     run = finished_run(tmp_path / "run", *envs, *sizes, "validation.every=5")
-    assert sorted(played) == [(False, 2)] * 3 + [(True, 3)]
+    assert sorted(played) == [(False, 2)] * 3 + [(True, 3)] * 2
     assert run.config["env"]["width"] == 3
 
 
@@ -464,10 +464,11 @@ def test_published_presets_have_another_reward_for_fitness(
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, strategy):
     choice = (f"evolution={strategy}", "fitness_env={max_steps: 7}")
     reference = finished_run(tmp_path / "whole", *choice)
-    resumed = finished_run(tmp_path / "part", *choice, "total_generations=3")
-    resumed = Run.open(resumed.path)
-    assert resumed.verb == "evolve"
-    evolve(resumed, replace(config_of(resumed), total_generations=6))
+    stopped = tiny_run(tmp_path / "part", *choice)
+    evolve(stopped, config_of(stopped), lambda: len(stopped.rows()) == 3)
+    resumed = Run.open(stopped.path)
+    assert (resumed.verb, len(resumed.rows())) == ("evolve", 3)
+    evolve(resumed, config_of(resumed))
     assert results(resumed) == results(reference)
     assert resumed.best == reference.best
     for folder in ("policy", BEST):
@@ -486,7 +487,8 @@ def test_another_seed_changes_a_run(tmp_path):
 
 
 def test_the_best_by_validation_is_kept_and_the_center_is_the_last(tmp_path):
-    run = finished_run(tmp_path / "run", "total_generations=9", "evolution.sigma0=1.0")
+    options = ("total_generations=9", "validation.every=4", "evolution.sigma0=1.0")
+    run = finished_run(tmp_path / "run", *options)
     policy = load_policy(run.policy_path())
     env = make_batched_env("helpers.wind_env:WindEnv", 4, first_env=VALIDATION_ENVS)
     score = Rollout(env, {"agent": policy}).episodes().returns["agent"].mean()
@@ -496,9 +498,9 @@ def test_the_best_by_validation_is_kept_and_the_center_is_the_last(tmp_path):
         for row in run.rows()
         for name in ("validation_center", "validation_best_sample")
     ]
-    # Generation 1 is validated too, so that there is a policy from then on.
+    # So are the first, after which there is a policy, and the last.
     assert [np.isfinite(score) for score in scores[::2]] == [
-        generation == 1 or generation % 2 == 0 for generation in range(1, 10)
+        generation in (1, 4, 8, 9) for generation in range(1, 10)
     ]
     assert run.best.score == np.nanmax(scores)
     with np.load(run.latest_checkpoint() / SEARCH) as arrays:
