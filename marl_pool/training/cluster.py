@@ -17,7 +17,7 @@ import ray
 
 from marl_pool.compiled.choice import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.options.names import inheritance
-from marl_pool.training.settings import TrainConfig
+from marl_pool.training.settings import TrainConfig, validate_gpus
 from marl_pool.training.signals import STOPPING, patience
 from marl_pool.utils.devices import checked_device
 from marl_pool.utils.errors import InputError, StoppedError, one_line
@@ -258,15 +258,9 @@ def validate_device(config: TrainConfig) -> None:
     if not resources.num_learners and resources.num_gpus_per_learner:
         devices["resources.num_gpus_per_learner"] = "cuda"
     # GPUs need runners or learners in processes, except for one of a local learner.
-    for kind, processes, gpus, limit in (
-        ("env_runner", resources.num_env_runners, resources.num_gpus_per_env_runner, 0),
-        ("learner", resources.num_learners, resources.num_gpus_per_learner, 1),
-    ):
-        if not processes and gpus > limit:
-            raise InputError(
-                f"resources.num_gpus_per_{kind}: expected at most {limit} without "
-                f"separate processes (num_{kind}s), got {gpus:g}"
-            )
+    runners, learners = resources.num_env_runners, resources.num_learners
+    validate_gpus("env_runner", runners, resources.num_gpus_per_env_runner)
+    validate_gpus("learner", learners, resources.num_gpus_per_learner, limit=1)
     # Learners average their gradients by NCCL, which allows one process on a GPU.
     if resources.num_learners > 1 and 0 < resources.num_gpus_per_learner < 1:
         raise InputError(

@@ -195,6 +195,22 @@ class ResourceSettings:
     environment variable RAY_ADDRESS, or starts a local one."""
 
 
+def validate_gpus(kind: str, processes: int, gpus: float, limit: int = 0) -> None:
+    """Reject GPUs of processes that a run does not have.
+
+    Args:
+        kind: what the processes are, as in the key ``resources.num_gpus_per_KIND``.
+        processes: number of processes; without any, the main process does their work.
+        gpus: GPUs of each.
+        limit: GPUs that the main process can use.
+    """
+    if not processes and gpus > limit:
+        raise InputError(
+            f"resources.num_gpus_per_{kind}: expected at most {limit} without "
+            f"separate processes (num_{kind}s), got {gpus:g}"
+        )
+
+
 @dataclass(frozen=True)
 class TrainSettings(EpisodeRunConfig):
     """Settings of the run itself, not of one of its parts."""

@@ -31,7 +31,7 @@ from marl_pool.training.fixed_policies import load_saved
 from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.same_policy import validate_same
-from marl_pool.training.settings import EvolveConfig
+from marl_pool.training.settings import EvolveConfig, validate_gpus
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import VALIDATION_ENVS
 from marl_pool.utils.text import print_line, quoted
@@ -72,7 +72,8 @@ class EvolutionMethod(TrainingMethod):
 
     def __init__(self, run: Run, config: EvolveConfig, checkpoint: Path | None) -> None:
         super().__init__(run, config.total_generations)
-        self.config = config
+        self.config, resources = config, config.resources
+        validate_gpus("worker", resources.num_workers, resources.num_gpus_per_worker)
         self.evaluator = Evaluator(config)
         self.fitness_env = {**config.env, **config.fitness_env}
         if config.fitness_env:
@@ -117,6 +118,8 @@ class EvolutionMethod(TrainingMethod):
                 )
                 stack.enter_context(session)
                 self.runner = Workers(self.evaluator, self.config, self.run)
+            elif resources.address:
+                print_line("resources.address: not used, as the run has no num_workers")
             self.runner.is_late = self.is_late
             yield
 

@@ -523,6 +523,11 @@ def test_rows_hold_the_fitness_and_cost_of_each_generation(tmp_path):
     assert rows[0]["seconds"] < rows[-1]["seconds"]
 
 
+def test_an_address_that_no_worker_needs_is_reported(tmp_path, capsys):
+    finished_run(tmp_path / "run", "total_generations=1", "resources.address=no:77")
+    assert "resources.address: not used, as the run has no" in capsys.readouterr().err
+
+
 def test_a_best_marked_after_the_last_checkpoint_is_found_again(tmp_path):
     run = finished_run(tmp_path / "run", "evolution.sigma0=1.0", "checkpoint.every=9")
     assert run.best.iteration > 1
