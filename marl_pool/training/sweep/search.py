@@ -30,9 +30,10 @@ from marl_pool.training.sweep.halving import score_of
 from marl_pool.training.sweep.plan import PlannedTrial, SearchPlan
 from marl_pool.training.sweep.trial import Outcome
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import print_line
 
 MOST_SUGGESTIONS = 100
-"""Suggestions for one trial, until one combines values that fit each other."""
+"""Suggestions for one trial, until one is new and combines values that fit."""
 
 
 @dataclass
@@ -103,26 +104,43 @@ class Search:
                 if trial.name in self.ended
                 if (score := self.score(trial)) is not None
             ]
-            yield self._propose_valid(scored)
+            if (trial := self._propose_new(scored)) is None:
+                count = len(self.proposals)
+                print_line(
+                    f"{self.sweep.path}: no values are left after {count} trials"
+                )
+                return
+            yield trial
 
-    def _propose_valid(
+    def _propose_new(
         self, scored: Sequence[tuple[Mapping[str, Any], float]]
-    ) -> PlannedTrial:
-        """Add a trial with the first suggestion whose values fit each other.
+    ) -> PlannedTrial | None:
+        """Add a trial with the first suggestion that is new and whose values fit.
+
+        Returns:
+            The trial, or None if `MOST_SUGGESTIONS` have no other values than before.
 
         Raises:
-            InputError: none of `MOST_SUGGESTIONS` does.
+            InputError: in none of them do the values fit each other.
         """
         seed = (self.plan.probes[0].config.seed, len(self.proposals))
+        proposed = [proposal.values for proposal in self.proposals]
+        is_repeated = False
         for number in range(MOST_SUGGESTIONS):
             draw = (*seed, number) if number else seed
-            values = suggested(self.plan.space, scored, draw)
+            # The sampler would repeat itself: look for other values at random.
+            values = suggested(self.plan.space, () if is_repeated else scored, draw)
+            if values in proposed:
+                is_repeated = True
+                continue
             try:
                 self.plan.make(proposal_name(len(self.trials)), values)
             except InputError as error:
                 reason = error
                 continue
             return self.propose(values)
+        if is_repeated:
+            return None
         raise InputError(f"{MOST_SUGGESTIONS} suggestions are invalid: {reason}")
 
     def propose(self, values: Mapping[str, Any]) -> PlannedTrial:

@@ -185,7 +185,9 @@ def test_a_resumed_search_proposes_what_an_uninterrupted_one_does(make_search):
 
 @pytest.mark.parametrize("batch", ["2048,512", "512,2048"])
 @pytest.mark.parametrize("minibatch", ["256,1024", "1024,256"])
-def test_a_search_skips_values_that_do_not_fit_each_other(tmp_path, batch, minibatch):
+def test_a_search_skips_values_that_do_not_fit_each_other(
+    tmp_path, capsys, batch, minibatch
+):
     """A minibatch is no larger than the batch."""
     pytest.importorskip("ray")
     pytest.importorskip("optuna")
@@ -200,15 +202,27 @@ def test_a_search_skips_values_that_do_not_fit_each_other(tmp_path, batch, minib
         (ppo.batch_size, ppo.minibatch_size)
         for ppo in (trial.config.ppo for trial in search.upcoming([]))
     ]
-    assert {*sizes} == {(2048, 256), (2048, 1024), (512, 256)}
+    assert sorted(sizes) == [(512, 256), (2048, 256), (2048, 1024)]
     assert search.sweep.proposals() == search.proposals
-    assert len(search.proposals) == 12
+    # No values are left for the other trials.
+    assert "s: no values are left after 3 trials" in capsys.readouterr().err
     # With no valid values left, the search ends.
     plan.space["ppo.batch_size"] = ["choice", 512, 128]
     plan.space["ppo.minibatch_size"] = ["choice", 1024, 2048]
     search.settings = replace(search.settings, trials=13)
     with pytest.raises(InputError, match="100 suggestions are invalid: ppo.minibatch"):
         next(search.upcoming([]))
+
+
+def test_a_search_tries_every_value_once(make_search):
+    """Also after Optuna's ten random trials, where it prefers the good ones."""
+    search = make_search("s", 20)
+    search.plan.space.clear()
+    search.plan.space |= {"seed": ["int_uniform", 1, 12], "pooling": ["choice", "max"]}
+    for trial in search.upcoming([]):
+        scored(search, trial, float(trial.values["seed"] == 3))
+        search.end(trial, Outcome())
+    assert sorted(trial.values["seed"] for trial in search.trials) == [*range(1, 13)]
 
 
 def test_a_full_disk_is_no_invalid_suggestion(make_search, monkeypatch):
