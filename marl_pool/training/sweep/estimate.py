@@ -116,7 +116,10 @@ def time_left(
     kinds = {cell_of(trial.config): trial.config for trial in trials}
     measured = {cell: measure(config) for cell, config in kinds.items()}
     seconds = [
-        speed.seconds_for(job.total(trial.config) - done.get(trial.name, 0))
+        min(
+            speed.seconds_for(job.total(trial.config) - done.get(trial.name, 0)),
+            trial.config.time_limit or math.inf,
+        )
         for trial in trials
         if (speed := measured[cell_of(trial.config)])
     ]

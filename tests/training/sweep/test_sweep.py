@@ -29,6 +29,7 @@ from marl_pool.training.settings import SweepSettings, TrainConfig
 ray = pytest.importorskip("ray")
 
 from marl_pool.training.jobs import JOBS
+from marl_pool.training.sweep import estimate
 from marl_pool.training.sweep.estimate import (
     Throughput,
     detectable,
@@ -599,6 +600,13 @@ def test_time_is_estimated_from_whole_iterations_and_whole_runs():
     assert "about 2.0 h with 4 at a time" in duration_of([7200.0, 60.0], 0, 4)
     assert "without 3 runs that could not be timed" in duration_of([60.0], 3, 1)
     assert duration_of([], 0, 1) == "nothing to do"
+
+
+@pytest.mark.parametrize(("limit", "duration"), [("null", "2.0 h"), ("1800", "60 min")])
+def test_a_time_limit_bounds_the_estimate(monkeypatch, limit, duration):
+    monkeypatch.setattr(estimate, "measure", lambda config: Throughput(100, 3600.0))
+    plan = plan_sweep(["seed=0,1", "total_steps=100", f"time_limit={limit}"])
+    assert f"about {duration} with 1 " in estimate.time_left(plan.trials, {}, 1, TRAIN)
 
 
 REMOTE = "resources.num_learners=1 resources.num_env_runners=1"
