@@ -115,7 +115,15 @@ def _state(run: "Run", done: int, total: int) -> str:
                 pass
     except InputError as error:
         return "training" if str(error) == "training" else "unfinished"
-    return "failed" if run.error_path.is_file() else "unfinished"
+    return "failed" if _has_failed(run) else "unfinished"
+
+
+def _has_failed(run: "Run") -> bool:
+    """Return True if an error is newer than all checkpoints."""
+    if not run.error_path.is_file():
+        return False
+    saved = (path.stat().st_mtime_ns for path in run.checkpoints())
+    return run.error_path.stat().st_mtime_ns >= max(saved, default=0)
 
 
 def _parts(run: "Run") -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,17 @@ def test_an_evaluation_in_another_environment_is_marked(run, printed):
         "(env.arrivals, env.num_noise)\n" in printed("show", "runs/half")
     )
     assert ", another env" in printed("ls")
+
+
+def test_a_run_has_failed_if_an_error_is_newer_than_its_checkpoints(run, printed):
+    run.write_error("a worker died")
+    assert "state:      failed, 500" in printed("show", "runs/half")
+    with run.checkpoint(1) as folder:
+        (folder / "state").write_bytes(b"weights")
+    os.utime(run.error_path, (0, 0))
+    assert "state:      unfinished, 500" in printed("show", "runs/half")
+    run.write_error("another worker died")
+    assert "failed" in printed("ls")
 
 
 def test_an_edited_configuration_is_reported(run, printed):
