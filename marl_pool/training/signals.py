@@ -73,13 +73,19 @@ def prepare_exit() -> None:
 
 
 class Interruptible(ExitStack):
-    """Context that only notes the first Ctrl-C or SIGTERM, and raises the second.
+    """Context that notes the first signal of a kind, and raises the second.
+
+    After any other signal Ctrl-C is raised at once.
 
     Attributes:
         interrupt: the error to raise for the first signal; None before it.
     """
 
     interrupt: KeyboardInterrupt | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._noted = set[int]()
 
     @override
     def __enter__(self) -> Self:
@@ -101,6 +107,8 @@ class Interruptible(ExitStack):
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         _handled.append(number)
+        is_repeated = number in self._noted
+        self._noted.add(number)
         source = signal.Signals(number)
         error = KeyboardInterrupt() if source == signal.SIGINT else Terminated(number)
         if self.interrupt is None:
@@ -113,7 +121,7 @@ class Interruptible(ExitStack):
                 )
             _write(f"\nmarl-pool: {line}\n")
         # SLURM sends SIGTERM after SIGUSR1: let the checkpoint be saved.
-        elif source == signal.SIGINT or error.args == self.interrupt.args:
+        elif source == signal.SIGINT or is_repeated:
             raise error
 
 

@@ -63,6 +63,15 @@ def test_sigterm_after_the_warning_lets_the_checkpoint_be_saved():
         signals.raise_if_requested()
 
 
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGUSR1])
+def test_a_second_sigterm_stops_at_once_whatever_came_first(first):
+    with Interruptible():
+        signal.raise_signal(first)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Terminated, match=str(signal.SIGTERM.value)):
+            signal.raise_signal(signal.SIGTERM)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_the_first_signal_says_what_happens_and_the_second_stops(capfd, number):
     before = signal.getsignal(number)
