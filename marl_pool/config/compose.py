@@ -38,7 +38,7 @@ from marl_pool.config.suitability import options_for, suits, unsuited
 from marl_pool.config.verbs import SIZES, VERBS
 from marl_pool.files.reading import YAML_BYTES, read_bytes
 from marl_pool.options import names
-from marl_pool.options.overrides import Override, parse
+from marl_pool.options.overrides import NAMED, Override, parse
 from marl_pool.options.signatures import ANY_OTHER, options_of, show
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.paths import user_path
@@ -121,7 +121,9 @@ def compose_only(
             for content in _contents(verb, group, option, folder):
                 _merge(config, content)
     for override in parsed:
-        if override.key not in kind.config_groups:
+        if override.key in NAMED:
+            config[override.key] = override.value
+        elif override.key not in kind.config_groups:
             _merge(config, _nested(override))
     _fit_minibatch(verb, config, overrides, config_dir)
     return _resolve(verb, config)

@@ -31,7 +31,8 @@ PATH = r"[\w./-]+"
 NAME = re.compile(rf"\s*({PATH})\s*:")
 """Key of a mapping."""
 NAMED = ("fixed", "modules")
-"""Keys at the top whose mappings have names of groups as keys."""
+"""Keys at the top whose mappings have names of groups as keys. Such a mapping is one
+value: a later one replaces it."""
 MOST_DIGITS = 400
 """Digits of the longest integer: no float is larger, and Python refuses thousands."""
 MOST_VALUES = 10_000
@@ -108,9 +109,8 @@ def _flatten(key: str, value: Any) -> list[Override]:
     if not isinstance(key, str) or not KEY.fullmatch(key):
         raise InputError(f"expected a key such as ppo.lr, got {key!r:.80}")
     # Keys of a mapping that are no options, such as names of groups, stay together.
-    holds_names = "." in key or key in NAMED
-    is_section = isinstance(value, Mapping) and bool(value)
-    if not is_section or (holds_names and not all(map(_is_option, value))):
+    is_section = isinstance(value, Mapping) and bool(value) and key not in NAMED
+    if not is_section or ("." in key and not all(map(_is_option, value))):
         return [Override(key, [plain(key, value)])]
     options, parts = dict(value), []
     if "." not in key and "name" in options:  # the option of a group comes first

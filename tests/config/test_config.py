@@ -35,6 +35,7 @@ from marl_pool.config.compose import signature
 from marl_pool.config.option_files import files_of
 from marl_pool.config.sections import GROUPS, POLICY, Section, built_in
 from marl_pool.config.suitability import options_for
+from marl_pool.options.overrides import overrides_of
 from marl_pool.options.plugins import load
 from marl_pool.options.signatures import (
     ANY_OTHER,
@@ -686,6 +687,17 @@ def test_an_editors_hidden_files_are_no_options(tmp_path):
     with pytest.raises(InputError, match="Did you mean.*mine"):
         compose("train", ["experiment=mien"], tmp_path)
     assert compose("train", ["experiment=mine"], tmp_path)["seed"] == 3
+
+
+LAST = {"fixed": {"predator": "random"}}
+
+
+@pytest.mark.parametrize("last", ["fixed={predator: random}", *overrides_of(LAST)])
+def test_the_last_mapping_of_groups_counts(last):
+    first = ["env=simple_tag", "env.prey=learned", "fixed={prey: heuristic}"]
+    assert compose("train", [*first, last])["fixed"] == LAST["fixed"]
+    added = compose("train", [*first, "fixed.predator=random"])["fixed"]
+    assert added == {"prey": "heuristic", "predator": "random"}
 
 
 def test_assign_merges_a_mapping_as_a_new_run_does():
