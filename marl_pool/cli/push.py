@@ -151,9 +151,8 @@ def _training_command(run: "Run") -> str:
     """
     from marl_pool.config import VERBS
     from marl_pool.config.compose import compose_only
-    from marl_pool.options.overrides import written
+    from marl_pool.options.overrides import flat_options, written
     from marl_pool.runs.run import OF_MACHINE
-    from marl_pool.training.jobs import flat_options
 
     if run.verb not in VERBS or "policy_from" in run.config:
         return ""

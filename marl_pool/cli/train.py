@@ -13,7 +13,7 @@ from marl_pool.api.train import compose_run, fitted, new_run
 from marl_pool.cli import common
 from marl_pool.files.hub import is_hub
 from marl_pool.options.names import allowed, plug_ins_in, trust
-from marl_pool.options.overrides import Override
+from marl_pool.options.overrides import Override, is_among
 from marl_pool.utils.errors import InputError, validate_module
 from marl_pool.utils.text import print_line, print_note, quoted
 
@@ -250,7 +250,7 @@ def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:
 
     for text in overrides:
         key = parse(text).key
-        if not {key, key.split(".")[0]} & {*allowed}:
+        if not is_among(key, allowed):
             if near := difflib.get_close_matches(key, allowed, n=1):
                 raise InputError(f"{key}: unknown key: did you mean {near[0]}?")
             raise InputError(

@@ -4,7 +4,7 @@ import json
 import math
 import numbers
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,6 +120,22 @@ def _flatten(key: str, value: Any) -> list[Override]:
 
 def _is_option(name: object) -> bool:
     return isinstance(name, str) and name.isidentifier()
+
+
+def flat_options(
+    config: Mapping[str, Any], path: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the full key and value of each option; an empty section counts as one."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat_options(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def is_among(key: str, names: Collection[str]) -> bool:
+    """Return True if a dotted key, or the section that it begins with, has a name."""
+    return key in names or key.partition(".")[0] in names
 
 
 def plain(key: str, value: Any) -> Any:

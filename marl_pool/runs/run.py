@@ -33,6 +33,7 @@ from typing_extensions import override
 
 from marl_pool.files import atomic, manifest
 from marl_pool.files.reading import read_json
+from marl_pool.options.overrides import flat_options, is_among
 from marl_pool.pretrained import PREFIX, pretrained_names
 from marl_pool.runs.metrics import ITERATION, Metrics, free
 from marl_pool.utils.errors import InputError, explain_os_errors
@@ -72,6 +73,31 @@ PARTS = {
 EVALUATION, VIDEOS = "evaluation", "videos"
 OUTPUTS = (EVALUATION, VIDEOS)
 """Folders written without holding the run's lock."""
+EPISODE_CONTROLS = (
+    "time_limit",
+    "env_timeout",
+    "checkpoint",
+    "storage",
+    "callbacks",
+    "env.workers",
+)
+"""Keys that any run that plays episodes may change when it is resumed."""
+CONTROLS = {
+    "train": ("total_steps", *EPISODE_CONTROLS, "resources"),
+    "evolve": ("total_generations", *EPISODE_CONTROLS, "resources"),
+    "clone": ("total_batches", *EPISODE_CONTROLS),
+    "fit": (
+        "time_limit",
+        "checkpoint",
+        "storage",
+        "callbacks",
+        "data_dir",
+        "threads",
+        "kernels",
+        "device",
+    ),
+}
+"""Keys, and sections of keys, that ``resume`` may change, by verb."""
 OF_MACHINE = frozenset(
     {"time_limit", "env_timeout", "callbacks", "checkpoint", "resources", "storage"}
     | {"threads", "kernels", "device"}
@@ -467,7 +493,7 @@ class Run:
                 "best_of": best and best.of,
                 "origin": dict(origin or {}),
                 "ended": ended,
-                "config": self._config_checksum(),
+                "settings": self._settings_checksum(),
                 **self.metrics.fix(iteration),
             }
             manifest.write_manifest(folder, **entries)
@@ -489,17 +515,29 @@ class Run:
     def config_change(self, checkpoint: Path | None = None) -> str:
         """Describe an edit of ``config.yaml`` since a checkpoint; empty without one.
 
-        The default is the newest checkpoint, damaged or not.
+        Keys that ``resume`` may change do not count. The default is the newest
+        checkpoint, damaged or not.
         """
         checkpoint = checkpoint or next(reversed(self.checkpoints()), None)
-        checksum = self._manifest(checkpoint).get("config") if checkpoint else None
-        if checkpoint is None or checksum in (None, self._config_checksum()):
+        checksum = self._manifest(checkpoint).get("settings") if checkpoint else None
+        if checkpoint is None or checksum in (None, self._settings_checksum()):
             return ""
         return f"{self.path / CONFIG} has changed since {checkpoint.name} was saved"
 
-    def _config_checksum(self) -> str:
-        checksum: str = manifest.fingerprint(self.path / CONFIG)[manifest.KEY]
-        return checksum
+    def _settings_checksum(self) -> str | None:
+        """Return a checksum of the settings that a resume keeps; None if unreadable."""
+        # An editor may be writing the file.
+        try:
+            config = manifest.read_complete_yaml(self.path / CONFIG, last=VERSION)
+        except (InputError, OSError):
+            return None
+        changing = {VERSION, *CONTROLS.get(self.verb, ())}
+        settings = sorted(
+            f"{key}: {value!r}"
+            for key, value in flat_options(config)
+            if not is_among(key, changing)
+        )
+        return sha256("\n".join(settings).encode()).hexdigest()
 
     def checkpoints(self) -> list[Path]:
         """Return all checkpoints, oldest first, including damaged ones."""

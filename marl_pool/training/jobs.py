@@ -2,15 +2,16 @@
 
 import os
 import pkgutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from marl_pool.files.hub import is_hub
+from marl_pool.options.overrides import flat_options, is_among
 from marl_pool.options.signatures import show
 from marl_pool.pretrained import PREFIX
-from marl_pool.runs.run import CONFIG, Run
+from marl_pool.runs.run import CONFIG, CONTROLS, Run
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.settings import EvolveConfig, RunConfig, TrainConfig
 from marl_pool.training.supervised.results import FILE
@@ -39,10 +40,13 @@ class Job:
     """Amount up to a row, from the row and the configuration."""
     total: Callable[[Any], int]
     """Amount of a whole run, from the configuration."""
-    controls: tuple[str, ...]
-    """Keys, and sections of keys, that ``resume`` may change."""
     result: str = ""
     """File that marks a run as finished; empty if the count decides."""
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """Keys, and sections of keys, that ``resume`` may change."""
+        return CONTROLS[self.config.verb]
 
     def saved(self, run: Run) -> int:
         """Return the amount up to the checkpoint from which a run is resumed."""
@@ -80,15 +84,6 @@ def _epochs(row: Row, config: FitConfig) -> int:
     return config.fit.epochs_over(row["fold"], row["epoch"], row["seconds"])
 
 
-EPISODE_CONTROLS = (
-    "time_limit",
-    "env_timeout",
-    "checkpoint",
-    "storage",
-    "callbacks",
-    "env.workers",
-)
-"""Keys that any run that plays episodes may change when it is resumed."""
 JOBS = {
     "train": Job(
         "marl_pool.training.ppo:train",
@@ -96,7 +91,6 @@ JOBS = {
         "steps",
         _in_column("env_steps"),
         lambda config: config.total_steps,
-        ("total_steps", *EPISODE_CONTROLS, "resources"),
     ),
     "evolve": Job(
         "marl_pool.training.evolution.evolve:evolve",
@@ -104,7 +98,6 @@ JOBS = {
         "generations",
         _in_column("iteration"),
         lambda config: config.total_generations,
-        ("total_generations", *EPISODE_CONTROLS, "resources"),
     ),
     "clone": Job(
         "marl_pool.training.cloning.clone:clone",
@@ -112,7 +105,6 @@ JOBS = {
         "batches",
         _in_column("batches"),
         lambda config: config.total_batches,
-        ("total_batches", *EPISODE_CONTROLS),
     ),
     "fit": Job(
         "marl_pool.training.supervised.fit:fit",
@@ -120,16 +112,6 @@ JOBS = {
         "epochs",
         _epochs,
         lambda config: config.fit.folds * config.fit.epochs,
-        (
-            "time_limit",
-            "checkpoint",
-            "storage",
-            "callbacks",
-            "data_dir",
-            "threads",
-            "kernels",
-            "device",
-        ),
         FILE,
     ),
 }
@@ -239,8 +221,7 @@ def differences(
     return [
         f"{key}: expected {show(first.get(key))}, got {show(second.get(key))}"
         for key in first | second
-        if not {key, key.split(".")[0]} & {*ignored}
-        and first.get(key) != second.get(key)
+        if not is_among(key, ignored) and first.get(key) != second.get(key)
     ]
 
 
@@ -270,14 +251,3 @@ def _absolute(source: Any) -> Any:
     if is_scripted(source) or source in TEACHERS:
         return source
     return os.path.abspath(user_path(source))
-
-
-def flat_options(
-    config: Mapping[str, Any], path: str = ""
-) -> Iterator[tuple[str, Any]]:
-    """Yield the full key and value of each option; an empty section counts as one."""
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat_options(value, f"{path}{key}.")
-        else:
-            yield path + key, value

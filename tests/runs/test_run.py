@@ -510,6 +510,10 @@ def test_a_configuration_edited_since_a_checkpoint_is_detected(tmp_path):
         (folder / "state").write_text("state")
     (checkpoint,) = run.checkpoints()
     assert run.config_change(checkpoint) == run.config_change() == ""
+    # A resume may change some keys, before its first checkpoint.
+    env = {**run.config["env"], "workers": 2}
+    run.write_config({**run.config, "env": env, "total_steps": 9, "checkpoint": {}})
+    assert run.config_change() == ""
     file = run.path / "config.yaml"
     file.write_text(file.read_text().replace("seed: 3", "seed: 4"))
     edited = Run.open(run.path)
