@@ -104,7 +104,7 @@ def compose_run(
     if verb in STUDIES and "grid" in composed:
         command = f"marl-pool {STUDIES[verb]}"
         raise InputError(f"grid: a grid is many runs; use `{command}`")
-    with naming_files(overrides, config_dir):
+    with naming_files(verb, overrides, config_dir):
         return check(verb, composed, overrides)
 
 

@@ -79,15 +79,15 @@ def compose(
         InputError: bad syntax, an unknown option or key, a wrong type or range.
     """
     composed = compose_only(verb, overrides, config_dir)
-    with naming_files(overrides, config_dir):
+    with naming_files(verb, overrides, config_dir):
         return check_plain(verb, composed, overrides)
 
 
 @contextmanager
 def naming_files(
-    overrides: Sequence[str | Override], config_dir: str | Path | None
+    verb: str, overrides: Sequence[str | Override], config_dir: str | Path | None
 ) -> Iterator[None]:
-    """Name the user's own files where a configuration composed with them is wrong."""
+    """Name the user's files, or the preset, with which a configuration is wrong."""
     try:
         yield
     except names.UntrustedError:
@@ -95,7 +95,12 @@ def naming_files(
     except InputError as error:
         files = _mentioned(_files(config_dir), overrides) if config_dir else []
         if not files:
-            raise
+            # A preset may have keys for another option than the user's.
+            key, separator, _ = str(error).partition(": unknown key")
+            preset = separator and origin(verb, key, overrides, config_dir).option
+            if not preset:
+                raise
+            raise InputError(f"{error} (a key of {preset})") from error
         raise InputError(
             f"{error} (composed with {', '.join(map(str, files))})"
         ) from error

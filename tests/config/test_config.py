@@ -578,6 +578,15 @@ def test_a_wrong_value_is_refused_with_the_files_of_the_user(tmp_path):
     assert str(suite) not in str(caught.value)
 
 
+def test_an_unknown_key_of_a_preset_is_refused_with_its_name():
+    preset = "experiment=boxworld_refined"
+    message = rf"encoder\.num_layers: unknown key .* \(a key of {preset}\)$"
+    with pytest.raises(InputError, match=message):
+        compose("train", [preset, "init=x", "encoder=identity"])
+    with pytest.raises(InputError, match=r"choose from dim\.?$"):
+        compose("train", ["encoder=identity", "encoder.num_layers=2"])
+
+
 def test_config_dir_that_is_missing_or_broken_is_refused(tmp_path):
     with pytest.raises(InputError, match="--config-dir: no such folder"):
         compose("train", [], tmp_path / "none")
