@@ -23,7 +23,7 @@ from ray.rllib.utils.metrics import (
     NUM_MODULE_STEPS_TRAINED,
     WEIGHTS_SEQ_NO,
 )
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
@@ -118,7 +118,8 @@ class BatchedPPOLearner(PPOTorchLearner):
       continues exactly.
     - A non-finite loss or gradient is reported, and its optimizer step is skipped.
     - Metrics describe the last minibatch, and are logged once per update. The KL
-      divergence is the mean over all minibatches with ``kl_estimate: mean``.
+      divergence is the mean over all minibatches with ``kl_estimate: mean``, and always
+      over all learners, so that their penalties adapt alike.
 
     Attributes:
         num_updates: number of updates since the start of the run.
@@ -471,12 +472,26 @@ class BatchedPPOLearner(PPOTorchLearner):
                     torch.cat([part_terms.targets for part_terms in terms]),
                 )
             )
-        for mid, divergences in self._divergences.items():
-            # Steps of minibatches that are not finite are skipped, and do not count.
-            mean = torch.cat(divergences).nanmean()
+            divergences = [kl for part in terms if (kl := part.kl) is not None]
+            if divergences and self.config.num_learners > 1:
+                self._divergences.setdefault(mid, divergences)
+        # Learners take the modules in the same order.
+        for mid, divergences in sorted(self._divergences.items()):
+            mean = self._mean_over_learners(torch.cat(divergences))
             self._metrics[mid, LEARNER_RESULTS_KL_KEY] = mean
         for key, value in self._metrics.items():
             self.metrics.log_value(key, value.item(), window=1)
+
+    def _mean_over_learners(self, numbers: Tensor) -> Tensor:
+        """Average numbers, except NaN, over the steps of all learners."""
+        # Steps of minibatches that are not finite are skipped, and do not count.
+        mean = numbers.nanmean()
+        if self.config.num_learners < 2:
+            return mean
+        count = (~numbers.isnan()).sum()
+        sums = torch.stack([mean.nan_to_num() * count, count])
+        distributed.all_reduce(sums)
+        return sums[0] / sums[1]
 
     @torch.no_grad()
     def _record_divergence(self, module_id: str, outputs: Outputs) -> None:

@@ -226,6 +226,7 @@ def test_a_minibatch_that_is_not_finite_does_not_count_in_the_mean_divergence() 
         log_value=lambda key, value, window: logged.update({key: value})
     )
     parts = [torch.tensor([0.01, 0.03]), torch.full((2,), torch.nan), torch.zeros(2)]
+    learner.config = SimpleNamespace(num_learners=0)
     learner._metrics, learner._divergences = {}, {"m": parts}
     learner._log({})
     assert logged == {("m", "mean_kl_loss"): pytest.approx(0.01)}

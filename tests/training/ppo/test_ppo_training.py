@@ -161,6 +161,24 @@ def test_learners_with_microbatches_keep_equal_weights(build):
     assert any((a != b).any() for a, b in zip(before, first, strict=True))
 
 
+@pytest.mark.parametrize("estimate", ["last", "mean"])
+def test_learners_keep_equal_kl_coefficients(build, estimate):
+    penalty = ["ppo.kl_coeff=0.2", "ppo.kl_target=0.01", f"ppo.kl_estimate={estimate}"]
+    algo = build(plain_config("resources.num_learners=2", "ppo.lr=3e-3", *penalty))
+
+    def coefficient(learner):
+        return float(learner.curr_kl_coeffs_per_module["agent"])
+
+    logged = []
+    for _ in range(6):
+        metrics = algo.train()[LEARNER_RESULTS]["agent"]
+        answers = algo.learner_group.foreach_learner(coefficient)
+        first, second = (answer.get() for answer in answers)
+        logged.append(metrics["curr_kl_coeff"])
+        assert first == second == pytest.approx(logged[-1])
+    assert len(set(logged)) > 1
+
+
 @pytest.mark.parametrize(("size", "steps"), [("null", 1), ("32", 2), ("20", 4)])
 def test_a_minibatch_counts_agent_steps(build, size, steps):
     algo = build(plain_config("env.num_agents=4", f"ppo.minibatch_size={size}"))
