@@ -20,9 +20,11 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.metrics import (
     ALL_MODULES,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
     NUM_MODULE_STEPS_TRAINED,
     WEIGHTS_SEQ_NO,
 )
+from ray.rllib.utils.schedules.scheduler import Scheduler
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
@@ -116,6 +118,7 @@ class BatchedPPOLearner(PPOTorchLearner):
     - The order of the rows and dropout depend only on the seed and the number of the
       update, and the state includes the KL coefficients, so that a resumed run
       continues exactly.
+    - A resumed run's learning rate follows its present schedule from the first update.
     - A non-finite loss or gradient is reported, and its optimizer step is skipped.
     - Metrics describe the last minibatch, and are logged once per update. The KL
       divergence is the mean over all minibatches with ``kl_estimate: mean``, and always
@@ -123,13 +126,14 @@ class BatchedPPOLearner(PPOTorchLearner):
 
     Attributes:
         num_updates: number of updates since the start of the run.
+        num_steps: environment steps up to the last update.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._run_seed: int = self.config.learner_config_dict[SEED]
         seed_process(self._run_seed)
-        self.num_updates = 0
+        self.num_updates = self.num_steps = 0
         self._flat: dict[str, FlatParameters] = {}
         self._given_device = torch.device("cpu")
 
@@ -159,7 +163,12 @@ class BatchedPPOLearner(PPOTorchLearner):
         # RLlib leaves out the KL coefficients, and numbers the weights in its `update`.
         kl = {mid: float(c) for mid, c in self.curr_kl_coeffs_per_module.items()}
         state = super().get_state(*args, **kwargs)
-        return {**state, KL_COEFFICIENTS: kl, WEIGHTS_SEQ_NO: self.num_updates}
+        return {
+            **state,
+            KL_COEFFICIENTS: kl,
+            WEIGHTS_SEQ_NO: self.num_updates,
+            NUM_ENV_STEPS_SAMPLED_LIFETIME: self.num_steps,
+        }
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -167,6 +176,14 @@ class BatchedPPOLearner(PPOTorchLearner):
         self.num_updates = state.get(WEIGHTS_SEQ_NO, self.num_updates)
         for module_id, coefficient in state.get(KL_COEFFICIENTS, {}).items():
             self.curr_kl_coeffs_per_module[module_id].fill_(coefficient)
+        self.num_steps = state.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, self.num_steps)
+        # The optimizers' state has the rates of an earlier configuration.
+        if self.num_steps:
+            rate = Scheduler(self.config.lr).update(self.num_steps)
+            for module_id in self._flat:
+                for _, optimizer in self.get_optimizers_for_module(module_id):
+                    for group in optimizer.param_groups:
+                        group["lr"] = rate
 
     @override
     @without_denormals()  # a remote learner has another process
@@ -199,6 +216,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             )
             for mid in sorted(rows_by_module)
         }
+        self.num_steps = timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         # Seed every update by its own number, so that a resumed run repeats it exactly.
         self.num_updates += 1
         seed = zlib.crc32(f"{self._run_seed} {self.num_updates}".encode())

@@ -38,6 +38,7 @@ from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.batch import episode_rows, prepare_rows
 from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR
 from marl_pool.training.ppo.runner import ROLLOUT
+from marl_pool.training.ppo.train import PPOMethod
 from marl_pool.training.settings import PPOSettings, ResourceSettings
 from marl_pool.utils.errors import InputError, StoppedError
 
@@ -269,6 +270,20 @@ def test_a_run_stopped_on_a_linear_learning_rate_resumes_bit_for_bit(tmp_path):
     half.close()
     assert half.last_saved_iteration == 2
     assert_same(resumed(half.path, linear["total_steps"]), reference)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
+def test_a_resumed_run_follows_its_present_learning_rate_at_once(tmp_path, schedule):
+    run = trained(tmp_path / "run", f"ppo.lr_schedule={schedule}", "total_steps=128")
+    config = config_of(run)
+    ppo = replace(config.ppo, lr=2 * config.ppo.lr)
+    method = PPOMethod(run, replace(config, ppo=ppo, total_steps=256), None)
+    with method.session():
+        method.restore(run.latest_checkpoint())
+        (optimizer,) = local_learner(method.algo)._named_optimizers.values()
+        # Half of the doubled rate is left at half of the steps.
+        rate = ppo.lr if schedule == "constant" else config.ppo.lr
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
 
 
 def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path):
