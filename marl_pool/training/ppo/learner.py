@@ -72,7 +72,9 @@ largest of its microbatches."""
 GRADIENT_NORM = "gradient_norm"
 """Metric: global norm of the last gradient, before clipping."""
 KL_COEFFICIENTS = "kl_coefficients"
-"""Component of the learner's state."""
+"""Component of the learner's state: adapted coefficients by module."""
+KL_COEFF = "kl_coeff"
+"""Component of the learner's state: the coefficient from which they adapted."""
 LEARN_SECONDS = "learn_seconds"
 """Metric: seconds of one update, over all its epochs."""
 NON_FINITE_LOSS = "non_finite_loss"
@@ -166,6 +168,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         return {
             **state,
             KL_COEFFICIENTS: kl,
+            KL_COEFF: self.config.kl_coeff,
             WEIGHTS_SEQ_NO: self.num_updates,
             NUM_ENV_STEPS_SAMPLED_LIFETIME: self.num_steps,
         }
@@ -174,8 +177,10 @@ class BatchedPPOLearner(PPOTorchLearner):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.num_updates = state.get(WEIGHTS_SEQ_NO, self.num_updates)
-        for module_id, coefficient in state.get(KL_COEFFICIENTS, {}).items():
-            self.curr_kl_coeffs_per_module[module_id].fill_(coefficient)
+        # After an edit of the configuration the penalty starts from its new weight.
+        if state.get(KL_COEFF, self.config.kl_coeff) == self.config.kl_coeff:
+            for module_id, coefficient in state.get(KL_COEFFICIENTS, {}).items():
+                self.curr_kl_coeffs_per_module[module_id].fill_(coefficient)
         self.num_steps = state.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, self.num_steps)
         # The optimizers' state has the rates of an earlier configuration.
         if self.num_steps:

@@ -286,6 +286,23 @@ def test_a_resumed_run_follows_its_present_learning_rate_at_once(tmp_path, sched
         assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
 
 
+@pytest.mark.parametrize(("edited", "expected"), [(0.2, 0.1), (50.0, 50.0)])
+def test_an_edited_kl_coefficient_is_used_on_resume(tmp_path, edited, expected):
+    # A divergence far below the target halves the coefficient.
+    run = trained(
+        tmp_path / "run",
+        *("ppo.kl_coeff=0.2", "ppo.kl_target=9", "total_steps=64"),
+    )
+    config = config_of(run)
+    ppo = replace(config.ppo, kl_coeff=edited)
+    method = PPOMethod(run, replace(config, ppo=ppo), None)
+    with method.session():
+        method.restore(run.latest_checkpoint())
+        learner = local_learner(method.algo)
+        coefficient = float(learner.curr_kl_coeffs_per_module["agent"])
+    assert coefficient == pytest.approx(expected)
+
+
 def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path):
     run = trained(tmp_path / "run", "checkpoint.every=3", "total_steps=192")
     # As if the process had died in iteration 4, after its row and before a checkpoint.
