@@ -38,14 +38,25 @@ class Metrics:
     # Writing
 
     def log(self, row: Mapping[str, float]) -> None:
-        """Append a row. The first row sets the columns; later ones may omit some."""
-        header = self._header() or list(row)
+        """Append a row, which may omit columns. New ones are empty in earlier rows."""
+        header = self._header() or []
+        new_columns = [name for name in row if name not in header]
+        if header and new_columns:
+            self._append_columns(new_columns)
+        header += new_columns
         with appended(self.path) as out:
             writer = csv.DictWriter(out, header, lineterminator="\n")
             if not out.tell():
                 _write_header(out, header)
             writer.writerow(row)
         self.last = dict(row)
+
+    def _append_columns(self, names: list[str]) -> None:
+        header, lines = self._parsed()
+        with new_file(self.path) as out:
+            _write_header(out, [*header, *names])
+            writer = csv.writer(out, lineterminator="\n")
+            writer.writerows([*line, *("" for _ in names)] for line, _ in lines)
 
     def fix(self, iteration: int) -> dict[str, Any]:
         """Sync the file to disk and return its fingerprint for `problem`.
@@ -156,7 +167,10 @@ class Metrics:
     def _parsed(
         self, columns: list[str] | None = None, errors: str = "strict"
     ) -> tuple[list[str], list[tuple[list[str], Row | None]]]:
-        """Parse the header, and each complete line: its cells and its row."""
+        """Parse the header, and each complete line: its cells and its row.
+
+        A header that does not begin with ``columns`` is damaged: they replace it.
+        """
         if not self.path.is_file():
             return columns or [], []
         try:
@@ -172,7 +186,9 @@ class Metrics:
         except csv.Error:  # a NUL or an unclosed quote
             rows = [line.split(",") for line in lines]
         header, *body = rows or [[]]
-        header = list(map(uncell, header)) if columns is None else columns
+        header = list(map(uncell, header))
+        if columns is not None and header[: len(columns)] != columns:
+            header = columns
         return header, [(line, _row(header, line)) for line in body]
 
 

@@ -379,8 +379,7 @@ class Run:
     def log(self, row: Mapping[str, float]) -> None:
         """Append a row to ``metrics.csv`` and to the TensorBoard events.
 
-        The row must have an ``iteration``. The first row sets the columns; later rows
-        may omit some.
+        The row must have an ``iteration``; it may omit columns, or add some.
         """
         self.metrics.log(row)
         # TensorBoard cannot show NaN.

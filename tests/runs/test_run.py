@@ -176,13 +176,26 @@ def test_metrics_read_back_as_they_were_logged(tmp_path_factory, values):
         assert is_equal or (math.isnan(row["value"]) and math.isnan(value))
 
 
-def test_the_first_row_fixes_the_columns(run):
+def test_a_row_may_omit_columns_and_add_some(run):
     run.log({"iteration": 1, "loss": 0.5, "kl": 0.1})
     run.log({"iteration": 2, "loss": 0.25})
     assert run.metrics_path.read_text() == "iteration,loss,kl\n1,0.5,0.1\n2,0.25,\n"
     assert math.isnan(run.rows()[1]["kl"])
-    with pytest.raises(ValueError, match="surprise"):
-        run.log({"iteration": 3, "surprise": 1.0})
+    run.log({"iteration": 3, "a,b": 1.0, "loss": 0.5})
+    lines = ['iteration,loss,kl,"a,b"', "1,0.5,0.1,", "2,0.25,,", "3,0.5,,1.0"]
+    assert run.metrics_path.read_text().splitlines() == lines
+
+
+def test_a_crash_after_new_columns_loses_no_row(run):
+    run.log({"iteration": 1, "loss": 0.5})
+    fill(run, 1)
+    run.log({"iteration": 2, "loss": 0.25, "kl": 0.1})
+    resumed = Run.open(run.path)
+    resumed.resume_at(1)
+    resumed.log({"iteration": 2, "loss": 0.5, "kl": 0.2})
+    resumed.close()
+    assert [row["loss"] for row in resumed.rows()] == [0.5, 0.5]
+    assert not list(run.path.glob("*.damaged.csv"))
 
 
 def test_rows_are_on_disk_at_once_and_a_cut_row_is_ignored(run):
