@@ -53,10 +53,12 @@ def load_fixed(
                 # Build it once to check its name; each runner builds its own.
                 build_fixed(source, env, name, groups[name])
                 policies[name] = source
-            elif saved is not None:
-                # Resume with the run's own copy: the source may have moved or changed.
-                modules, _ = load_modules(saved, plugins=plugins)
-                policies[name] = modules[frozen_module(name)].requires_grad_(False)
+                continue
+            # Resume with the run's own copy, as the source may have moved or changed.
+            # There is none if the group was scripted before.
+            copies = {} if saved is None else load_modules(saved, plugins=plugins)[0]
+            if copy := copies.get(frozen_module(name)):
+                policies[name] = copy.requires_grad_(False)
             else:
                 policy = load_saved(
                     source, name, plugins, "heuristic, random, package.module:Class, "

@@ -49,6 +49,7 @@ from marl_pool.policies.storage import load_modules, save_policies, save_policy
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.runs.run import Run
 from marl_pool.training.cloning.settings import CloneConfig
+from marl_pool.training.fixed_policies import load_fixed
 from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.ppo.config import assign_modules
 from marl_pool.training.ppo.runner import RUNNER
@@ -210,6 +211,21 @@ def test_a_frozen_policy_of_several_is_that_of_the_group(tmp_path):
     config = rllib_config(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
     weights = config.env_config[RUNNER].fixed["hen"].state_dict()
     assert all(torch.equal(weights[k], v) for k, v in right["dog"].state_dict().items())
+
+
+def test_a_group_that_was_scripted_may_be_frozen_on_resume(tmp_path):
+    fox, hen = token_policy("fox"), token_policy("hen")
+    save_policy(fox, tmp_path / "checkpoint")
+    save_policy(hen, tmp_path / "source")
+    policies = load_fixed(
+        {"hen": str(tmp_path / "source")},
+        FoxAndHens(1).groups,
+        env="helpers.farm:FoxAndHens",
+        plugins=[],
+        saved=tmp_path / "checkpoint",
+    )
+    weights, expected = policies["hen"].state_dict(), hen.state_dict()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
 def test_a_run_without_a_policy_and_a_damaged_one_are_refused(tmp_path):
