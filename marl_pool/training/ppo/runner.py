@@ -50,11 +50,14 @@ from marl_pool.training.settings import TrainConfig
 from marl_pool.trajectory import Trajectory
 from marl_pool.utils.devices import torch_threads, without_denormals
 from marl_pool.utils.randomness import process_seed, seed_process, seed_torch
+from marl_pool.utils.text import print_line
 
 RUNNER = "runner"
 """Key of ``config.env_config``: the `RunnerSettings`."""
 ROLLOUT = "rollout"
 """Component of a checkpoint: environments, recurrent states and random streams."""
+ROLLOUT_SETTINGS = "rollout_settings"
+"""Component of a checkpoint: by key, the settings on which the rollout depends."""
 
 RESTARTS = "restarts"
 """Key of a runner's state: number of runners that died before this one started."""
@@ -338,6 +341,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         has_rollout = self._check_component(ROLLOUT, components, not_components)
         if has_rollout and self.rollout is not None:
             state[ROLLOUT] = self.rollout.state_dict()
+            state[ROLLOUT_SETTINGS] = self._rollout_settings()
         return state
 
     @override
@@ -358,6 +362,12 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         # Only a single local runner can continue its environments: the state of one of
         # several runners would make all of them repeat the same episodes.
         if ROLLOUT in state and not self.config.num_env_runners:
+            settings = self._rollout_settings()
+            saved = state.get(ROLLOUT_SETTINGS, settings)
+            changed = [key for key in settings if settings[key] != saved.get(key)]
+            if changed:
+                print_line(f"{', '.join(changed)} changed: all episodes start anew")
+                return
             self.rollout = self._new_rollout()
             self.rollout.load_state_dict(state[ROLLOUT])
 
@@ -388,6 +398,17 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             first_episode=first_episode,
             device=self.device,
         )
+
+    def _rollout_settings(self) -> dict[str, Any]:
+        plain = self.run_config.plain
+        # The number of processes that step the environments changes no state.
+        env = {key: value for key, value in plain["env"].items() if key != "workers"}
+        return {
+            "env": env,
+            "ppo.num_envs": plain["ppo"]["num_envs"],
+            "perturbation": plain["perturbation"],
+            "fixed": plain["fixed"],
+        }
 
     def _new_rollout(self) -> Rollout:
         # Start the episode numbers at the steps so far, which no episode count exceeds.

@@ -39,7 +39,7 @@ from marl_pool.training.ppo.batch import episode_rows, prepare_rows
 from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR
 from marl_pool.training.ppo.runner import ROLLOUT
 from marl_pool.training.ppo.train import PPOMethod
-from marl_pool.training.settings import PPOSettings, ResourceSettings
+from marl_pool.training.settings import PPOSettings, ResourceSettings, TrainConfig
 from marl_pool.utils.errors import InputError, StoppedError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
@@ -301,6 +301,18 @@ def test_an_edited_kl_coefficient_is_used_on_resume(tmp_path, edited, expected):
         learner = local_learner(method.algo)
         coefficient = float(learner.curr_kl_coeffs_per_module["agent"])
     assert coefficient == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "override", ["ppo.num_envs=16", "env.num_noise=10", "perturbation=occlude"]
+)
+def test_edits_that_change_the_episodes_start_them_anew(tmp_path, capsys, override):
+    run = trained(tmp_path / "run", "total_steps=64")
+    train(run, TrainConfig.from_plain(plain_config(override, "total_steps=128")))
+    run.close()
+    key = override.split("=")[0].replace("env.num_noise", "env")
+    assert f"{key} changed: all episodes start anew" in capsys.readouterr().err
+    assert [row["env_steps"] for row in run.rows()] == [64, 128]
 
 
 def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path):
