@@ -16,6 +16,8 @@ from typing import Any
 from marl_pool.envs.options import expand_counts
 from marl_pool.files import atomic, manifest
 from marl_pool.files.hub import is_hub
+from marl_pool.files.manifest import MANIFEST
+from marl_pool.options.differences import differences
 from marl_pool.options.overrides import parse
 from marl_pool.runs.mirror import Mirror
 from marl_pool.runs.run import (
@@ -329,10 +331,18 @@ def local_copies(runs: list[str]) -> Iterator[list[str]]:
 
 
 def _validate_same(folder: Path, mirror: Mirror, remote_names: Collection[str]) -> None:
-    """Reject a mirror whose configuration is not of the folder's run."""
+    """Reject a mirror whose configuration is not of the folder's run.
+
+    The folder's may have been edited since the mirror's newest checkpoint.
+    """
     if CONFIG not in remote_names or not (folder / CONFIG).is_file():
         return
+    newest = max(filter(SAVED.fullmatch, remote_names), default=None)
     with tempfile.TemporaryDirectory() as scratch:
+        if newest and (folder / newest).is_file():
+            mirror.copy(newest, Path(scratch, MANIFEST))
+            if Path(scratch, MANIFEST).read_bytes() == (folder / newest).read_bytes():
+                return
         mirror.copy(CONFIG, Path(scratch, CONFIG))
         local, remote = (
             manifest.read_complete_yaml(source / CONFIG, last=VERSION)
@@ -341,12 +351,13 @@ def _validate_same(folder: Path, mirror: Mirror, remote_names: Collection[str]) 
     for config in (local, remote):
         if isinstance(config.get("env"), dict):  # a supervised fit has none
             config["env"] = expand_counts(config["env"])
-    for key in sorted(local.keys() & remote.keys() - OF_SESSION):
-        if local[key] != remote[key]:
-            raise InputError(
-                f"storage: expected the run {folder} at {mirror.url}, got another, "
-                f"with {key}={remote[key]!r:.60} in place of {local[key]!r:.60}"
-            )
+    # Another version may have other keys.
+    ignored = OF_SESSION | (local.keys() ^ remote.keys())
+    if changed := differences(local, remote, ignored):
+        raise InputError(
+            f"storage: expected the run {folder} at {mirror.url}, got another: "
+            f"{'; '.join(changed[:3])}"
+        )
 
 
 def _names(folder: Path) -> set[str]:

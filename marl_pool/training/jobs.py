@@ -2,14 +2,13 @@
 
 import os
 import pkgutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from marl_pool.files.hub import is_hub
-from marl_pool.options.overrides import flat_options, is_among
-from marl_pool.options.signatures import show
+from marl_pool.options.differences import differences
 from marl_pool.pretrained import PREFIX
 from marl_pool.runs.run import CONFIG, CONTROLS, Run
 from marl_pool.training.cloning.settings import CloneConfig
@@ -205,24 +204,6 @@ def validate_same(run: Run, config: RunConfig) -> None:
     )
     if changed := differences(expected, actual, ignored):
         raise InputError(f"{run.path}: {'; '.join(changed)}")
-
-
-def differences(
-    expected: Mapping[str, Any], actual: Mapping[str, Any], ignored: Collection[str]
-) -> list[str]:
-    """List the settings in which two configurations differ.
-
-    Args:
-        expected: nested plain data.
-        actual: nested plain data.
-        ignored: dotted keys of settings, and top-level keys of whole sections.
-    """
-    first, second = dict(flat_options(expected)), dict(flat_options(actual))
-    return [
-        f"{key}: expected {show(first.get(key))}, got {show(second.get(key))}"
-        for key in first | second
-        if not is_among(key, ignored) and first.get(key) != second.get(key)
-    ]
 
 
 def with_absolute_folders(config: AnyConfig) -> AnyConfig:

@@ -241,14 +241,24 @@ def test_an_up_to_date_copy_is_not_replaced(saved):
 
 @pytest.mark.usefixtures("saved")
 def test_a_namesake_is_left_alone(tmp_path):
-    namesake = Run.create(tmp_path / "other" / "a", {**CONFIG, "seed": 4})
+    other = {**CONFIG, "env": {"name": "simple_tag"}}
+    namesake = Run.create(tmp_path / "other" / "a", other)
     before = files(namesake.path)
-    expected = "expected the run .*seed=3 in place of 4"
+    expected = "got another: env.name: expected 'simple_tag', got 'simple_centroid'$"
     with pytest.raises(InputError, match=expected):
         restore(namesake.path, STORE)
     with pytest.raises(InputError, match=expected), mirrored(namesake, STORE):
         pytest.fail("it was mirrored")
     assert files(namesake.path) == before
+
+
+def test_an_edited_run_is_mirrored_on(saved, tmp_path):
+    saved.write_config({**CONFIG, "seed": 4})
+    restore(saved.path, STORE)
+    with mirrored(saved, STORE):
+        save(saved, 2)
+    restore(tmp_path / "copy" / "a", STORE)
+    assert Run.open(tmp_path / "copy" / "a").config["seed"] == 4
 
 
 @pytest.mark.usefixtures("saved")
