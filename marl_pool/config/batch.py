@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from marl_pool.config.compose import Origin, origin
+from marl_pool.config.dropout import unused_dropout
 from marl_pool.options.overrides import Override
 from marl_pool.training.settings import RunConfig, TrainConfig
 from marl_pool.utils.errors import InputError
@@ -27,12 +28,15 @@ def fit_batch(
         config_dir: a folder of the user's own YAML files.
 
     Returns:
-        The configuration, and a line about each size that differs from its preset. A
-        configuration with other faults is returned as it is.
+        The configuration, and a line about each size that differs from its preset and
+        about `unused_dropout`. A configuration with other faults is returned as it is.
+
+    Raises:
+        InputError: the user set a dropout that the encoder lacks.
     """
-    lines = list[str]()
     if not isinstance(config, TrainConfig):
-        return config, lines
+        return config, []
+    lines = unused_dropout(verb, config, overrides, config_dir)
     ppo = config.ppo
 
     def origin_of(key: str) -> Origin:

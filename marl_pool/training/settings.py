@@ -85,8 +85,9 @@ class PPOSettings:
     grad_clip: PositiveFloat | None = 10.0
     """Largest global norm of the gradient, or None for no limit."""
     dropout: Probability = 0.0
-    """Dropout of the encoder, in the learner only unless ``dropout_in_sampler``. Above
-    0 the probability ratio of an update does not start at 1."""
+    """Dropout of the encoder, if it has any, in the learner only unless
+    ``dropout_in_sampler``. Above 0 the probability ratio of an update does not start at
+    1."""
     dropout_in_sampler: bool = False
     """Sample with ``dropout`` too, new in each step, in actions and recorded values."""
     token_dropout: Probability = 0.0
