@@ -251,9 +251,10 @@ def validate_device(config: TrainConfig) -> None:
     Raises:
         InputError: a missing device, or several GPUs for a process that can use one.
     """
-    # Without separate processes, runners and learners use this process's devices.
+    # Without separate processes, runners or learners use this process's devices.
     resources, devices = config.resources, {}
-    if not resources.num_env_runners and config.device != "cpu":
+    is_remote = resources.num_env_runners and resources.num_learners
+    if not is_remote and config.device != "cpu":
         devices["device"] = config.device
     if not resources.num_learners and resources.num_gpus_per_learner:
         devices["resources.num_gpus_per_learner"] = "cuda"

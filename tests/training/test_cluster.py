@@ -311,6 +311,16 @@ def test_an_autoscaler_is_waited_for(started, monkeypatch, capsys, grows):
     assert "CPUs" not in message
 
 
+@pytest.mark.parametrize("remote", ["num_env_runners", "num_learners"])
+def test_a_device_of_the_main_process_is_checked_beside_other_processes(
+    monkeypatch, remote
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    keys = ["device=cuda", f"resources.{remote}=1"]
+    with pytest.raises(InputError, match="^device: expected cpu"):
+        validate_device(TrainConfig.from_plain(compose("train", keys)))
+
+
 def test_learners_do_not_share_a_gpu():
     keys = ["resources.num_learners=2", "resources.num_gpus_per_learner=0.5"]
     config = TrainConfig.from_plain(compose("train", keys))
