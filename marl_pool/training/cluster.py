@@ -300,6 +300,12 @@ def validate_cluster(demand: Mapping[str, float], key: str = "resources") -> flo
     return GROWTH_SECONDS
 
 
+def has_free(demand: Mapping[str, float]) -> bool:
+    """Return True if ray has so many CPUs and GPUs that nothing else uses."""
+    resources = ray.available_resources()
+    return all(number <= resources.get(kind, 0) for kind, number in demand.items())
+
+
 def may_grow() -> bool:
     """Return True if any node of the cluster comes from a launcher or from KubeRay.
 

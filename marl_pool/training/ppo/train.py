@@ -173,7 +173,10 @@ class PPOMethod(TrainingMethod):
         }
         needs = " and ".join(f"{number:g} {kind}s" for kind, number in needed.items())
         limit = cluster.validate_cluster(needed)
-        limit = min(limit, self.config.time_limit or limit)
+        # The time limit ends a run after an iteration, and so ends this start only if
+        # it may wait in vain.
+        if not cluster.has_free(needed):
+            limit = min(limit, self.config.time_limit or limit)
         try:
             with patience(f"starting processes that need {needs}", limit):
                 algo = algorithm.copy(copy_frozen=False).build_algo()

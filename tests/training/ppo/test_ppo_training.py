@@ -206,6 +206,11 @@ def test_runners_that_give_no_steps_end_the_run(tmp_path, monkeypatch):
     assert Run.open(tmp_path / "run").rows() == []
 
 
+def test_a_time_limit_shorter_than_the_start_of_processes_allows_an_iteration(tmp_path):
+    words = ("resources.num_env_runners=1", "time_limit=0.1", "checkpoint.every=1")
+    assert [row["iteration"] for row in trained(tmp_path / "run", *words).rows()] == [1]
+
+
 def test_gpus_that_are_not_there_are_refused(tmp_path, monkeypatch):
     learners = ["resources.num_learners=2", "resources.num_gpus_per_learner=1"]
     with pytest.raises(InputError, match="resources: expected at most 0 GPUs, got 2"):
