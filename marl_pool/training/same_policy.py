@@ -26,7 +26,7 @@ def validate_same(saved: SpecifiedPolicy, policy: SpecifiedPolicy, source: str) 
         source: names the saved policy in errors.
 
     Raises:
-        InputError: class, options, tokens, actions, or names or shapes of parameters
+        InputError: class, options, tokens, actions, or names or shapes of weights
             differ, or other outputs are computed with the same weights.
     """
     if type(saved) is not type(policy):
@@ -37,8 +37,8 @@ def validate_same(saved: SpecifiedPolicy, policy: SpecifiedPolicy, source: str) 
         raise InputError(f"{source} has other options: expected {differences}")
     if reason := saved.mismatch(policy.spec, policy.actions):
         raise InputError(f"{source} does not fit the group: {reason}")
-    shapes = {name: tuple(tensor.shape) for name, tensor in policy.named_parameters()}
-    for name, tensor in saved.named_parameters():
+    shapes = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
+    for name, tensor in saved.state_dict().items():
         shape = shapes.pop(name, None)
         if shape != tuple(tensor.shape):
             raise InputError(
@@ -49,8 +49,9 @@ def validate_same(saved: SpecifiedPolicy, policy: SpecifiedPolicy, source: str) 
         raise InputError(f"{source} has no {next(iter(shapes))}")
     # Options that only one of the two names may still differ.
     twin = copy.deepcopy(policy)
-    twin.load_state_dict(dict(saved.named_parameters()), strict=False)
-    pairs = zip(_outputs(saved), _outputs(twin), strict=True)
+    twin.load_state_dict(saved.state_dict())
+    tokens = _trial_tokens(saved.spec)
+    pairs = zip(_outputs(saved, tokens), _outputs(twin, tokens), strict=True)
     if not all(torch.allclose(*pair, 1e-6, 0.0, equal_nan=True) for pair in pairs):
         raise InputError(f"{source} computes other outputs with the same weights")
 
@@ -69,11 +70,10 @@ def _differences(
 
 
 @torch.no_grad()
-def _outputs(policy: SpecifiedPolicy) -> tuple[Tensor, Tensor]:
+def _outputs(policy: SpecifiedPolicy, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Return the logits and values of random sets, one for each environment."""
     exact = copy.deepcopy(policy).cpu().double()
-    tokens = _trial_tokens(policy.spec)
-    state = exact.initial_state(TRIAL_SETS, 1, policy.spec.num_tokens)
+    state = exact.initial_state(TRIAL_SETS, 1, tokens.num_tokens)
     decision = exact.act(tokens, state)
     return decision.logits, decision.value
 

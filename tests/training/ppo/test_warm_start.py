@@ -17,7 +17,7 @@ from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.kernels.functional import strip_prefix
 from marl_pool.policies import make_agent
-from marl_pool.policies.storage import save_policies, save_policy
+from marl_pool.policies.storage import load_policy, save_policies, save_policy
 from marl_pool.runs.run import Run
 from marl_pool.training.ppo.algorithm import load_algorithm, save_algorithm
 from marl_pool.training.ppo.runner import BatchedEnvRunner
@@ -133,6 +133,14 @@ def test_a_pretrained_policy_is_trained_on(tmp_path):
     config = compose("train", [*words, "init=pretrained=simple_centroid"])
     run = run_of(tmp_path / "run", {**config, "total_steps": 12_288})
     assert run.rows()[-1]["return_mean"] > -0.5  # random actions have -1.9
+
+
+def test_a_policy_is_trained_on_with_another_number_of_tokens(tmp_path):
+    words = ["experiment=simple_spread", "env.num_agents=5", "ppo.lr=3e-4"]
+    config = compose("train", [*words, "init=pretrained=simple_spread", "threads=1"])
+    run = run_of(tmp_path / "run", {**config, "total_steps": 4096})
+    assert load_policy(run.policy_path("last")).spec.num_tokens == 10
+    assert run.rows()[-1]["return_mean"] > -80  # random actions have -175
 
 
 @yaml_cases("overrides, message")
