@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import log
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -168,9 +168,12 @@ class PNAPooling(Pooling):
         scalers: names from identity, amplification and attenuation, the rows of the
             first bracket.
         avg_log_size: δ, the mean of log(N + 1) over the training sets; by default
-            log(N + 1) of a set without padding.
+            log(N + 1) of a set without padding, which is saved and loaded with the
+            weights, so that they compute the same where N is another number.
         num_tokens: N of a set without padding.
     """
+
+    avg_log_size: Tensor
 
     def __init__(
         self,
@@ -182,6 +185,7 @@ class PNAPooling(Pooling):
         num_tokens: Size | None = None,
     ) -> None:
         super().__init__(dim)
+        is_default = avg_log_size is None
         if avg_log_size is None:
             if num_tokens is None:
                 raise InputError(
@@ -193,7 +197,9 @@ class PNAPooling(Pooling):
             if not choices:
                 raise InputError(f"pooling.{name}: expected at least one, got none")
         self.aggregators, self.scalers = tuple(aggregators), tuple(scalers)
-        self.avg_log_size = avg_log_size
+        # An option determines it without the weights.
+        size = torch.tensor(avg_log_size)
+        self.register_buffer("avg_log_size", size, persistent=is_default)
         self.dim_out = len(self.scalers) * len(self.aggregators) * dim
         self._mean, self._max, self._std = (
             cls(dim) for cls in (AvgPooling, MaxPooling, StdPooling)
@@ -217,6 +223,15 @@ class PNAPooling(Pooling):
             "attenuation": lambda: combined / amplification,
         }
         return torch.cat([scaled[name]() for name in self.scalers], dim=1)
+
+    @override
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any
+    ) -> None:
+        # Weights of earlier revisions lack it, and their N was that of this head.
+        if "avg_log_size" in self.state_dict():
+            state_dict.setdefault(f"{prefix}avg_log_size", self.avg_log_size)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _count(x: Tensor, padding: Mask) -> Tensor:

@@ -285,8 +285,9 @@ def test_initial_weights_are_those_of_the_network():
     assert not first.equal(second)
 
 
-def test_sets_of_any_size():
-    model = make(PPO, TOKENS, spaces.Box(-1, 1, (2,)))
+@pytest.mark.parametrize("pooling", ["ada", "pna"])
+def test_sets_of_any_size(pooling):
+    model = make(PPO, TOKENS, spaces.Box(-1, 1, (2,)), pooling=pooling)
     any_size = AnySizeModel(model)
     observation = batch(TOKENS)
     actions, _ = model.predict(observation, deterministic=True)

@@ -1,6 +1,7 @@
 """Policies: action distributions, noise and decisions."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
-from helpers.samples import SPEC, random_tokens
+from helpers.samples import SPEC, heads, random_tokens
 from marl_pool.compiled.mlp import CompiledMLP, compile_mlp
 from marl_pool.kernels.functional import mlp
 from marl_pool.policies import make_policy
@@ -364,6 +365,22 @@ def test_weights_have_the_batch_dimensions_of_the_tokens() -> None:
     torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, 4))
     assert not weights.movedim(2, -1)[tokens.padding].any()
     assert make(CHOICE, pooling="max").attention_weights(tokens) is None
+
+
+@heads
+def test_weights_compute_the_same_in_a_policy_for_more_tokens(name, options) -> None:
+    parts = {"encoder": SMALL, "pooling": {"name": name, **options}}
+    policy, larger = (
+        make_policy(replace(SPEC, num_tokens=count), BOX, **parts, seed=count).eval()
+        for count in (SPEC.num_tokens, 9)
+    )
+    try:
+        larger.load_state_dict(policy.state_dict())
+    except RuntimeError:
+        pytest.skip("shapes of the weights depend on the number of tokens")
+    tokens = random_tokens(0, (6, 2))
+    decisions = policy.act(tokens), larger.act(tokens)
+    torch.testing.assert_close(*(decision.logits for decision in decisions))
 
 
 def test_dropout_acts_in_training_only() -> None:

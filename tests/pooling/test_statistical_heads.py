@@ -79,6 +79,16 @@ def test_pna_takes_its_default_size_from_the_slots():
     torch.testing.assert_close(*whole.chunk(3)[1:])
 
 
+def test_pna_keeps_its_default_size_with_its_weights():
+    head, larger = (make_pooling("pna", dim=DIM, num_tokens=n) for n in (4, 9))
+    x = random_tokens(7).float()[None]
+    larger.load_state_dict({})  # weights of an earlier revision
+    assert not torch.equal(larger(x), head(x))
+    larger.load_state_dict(head.state_dict())
+    assert torch.equal(larger(x), head(x))
+    assert not make_pooling("pna", dim=DIM, avg_log_size=1.7).state_dict()
+
+
 @pytest.mark.parametrize(("name", "outliers"), [("quantile", 4), ("trimmed", 2)])
 def test_outliers_leave_the_result_in_the_range_of_the_others(name, outliers):
     x = random_tokens(9)
