@@ -1,5 +1,6 @@
 """Base classes of policies: one contract, recurrent or not."""
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -129,7 +130,8 @@ class SpecifiedPolicy(Policy):
         **options: other keyword arguments of the subclass's constructor, JSON-ready.
 
     Attributes:
-        config: keyword arguments of the constructor, JSON-ready.
+        config: keyword arguments of the constructor, JSON-ready. A subclass of a policy
+            that does not pass on its options adds them after ``super().__init__``.
         low: lower bounds of the Box; empty without one. ``high``: the upper.
     """
 
@@ -145,7 +147,7 @@ class SpecifiedPolicy(Policy):
         self.config: dict[str, Any] = {
             "spec": spec.to_json(),
             "action_space": self.actions.to_json(),
-            **options,
+            **copy.deepcopy(options),  # the caller may change nested lists
         }
         for name in ("low", "high"):
             bounds = torch.tensor(getattr(self.actions, name), dtype=torch.float32)

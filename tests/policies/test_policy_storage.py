@@ -117,6 +117,14 @@ def test_a_loaded_policy_acts_identically(
     assert not loaded.training
 
 
+def test_a_callers_later_change_does_not_reach_a_saved_policy(tmp_path: Path) -> None:
+    heads = [{"name": "avg"}, {"name": "max"}]
+    policy = make(pooling={"name": "multi", "heads": heads})
+    heads.append({"name": "ada"})
+    save_policy(policy, tmp_path)
+    assert same_decisions(load_policy(tmp_path), policy)
+
+
 def test_a_tilde_is_the_home_folder(folder, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
