@@ -83,14 +83,16 @@ def make_agent(
         **options: options of that class.
 
     Raises:
-        InputError: an unknown name, a wrong option, or a state that no file of tensors
-            can hold.
+        InputError: an unknown name, a wrong option, or a class or state that cannot be
+            saved, which is said before training.
     """
     from marl_pool.networks.set_network import validate_state
     from marl_pool.policies.agent import Agent
+    from marl_pool.policies.storage import validate_class
 
     context = {"spec": spec, "action_space": action_space}
     agent: Agent = build(name, AGENTS, "policy", Agent, options, context)
+    validate_class(agent)
     validate_state(f"policy {name!r}", agent)
     return agent
 

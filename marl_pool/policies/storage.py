@@ -25,8 +25,9 @@ from marl_pool.files.manifest import MANIFEST, validate_intact, write_manifest
 from marl_pool.files.reading import ARRAY_BYTES, JSON_BYTES, read_json
 from marl_pool.files.tensors import write_tensors
 from marl_pool.options.construction import build
-from marl_pool.options.names import UntrustedError, name_of, trust
+from marl_pool.options.names import UntrustedError, is_plug_in, name_of, trust
 from marl_pool.options.signatures import (
+    ANY_OTHER,
     check_argument,
     check_options,
     check_sizes,
@@ -45,12 +46,21 @@ FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FILE_BYTES = {CONFIG: JSON_BYTES, MANIFEST: JSON_BYTES, WEIGHTS: ARRAY_BYTES}
 """Files of a policy in a repository, and the largest size of each in bytes."""
+SPACES = {"spec": TokenSpec, "action_space": ActionSpec}
+"""Options of every policy that are built from their JSON first."""
+UNSAVED = ("seed", "dropout", "token_dropout", "action")
+"""Options that a policy's config may lack: only training needs them, or, for
+`action`, only other values than the default are recorded."""
 SPARE_PARAMETERS = 1_000_000
 """Parameters that a policy may create beyond four times those in its file."""
 
 
 def save_policy(policy: SpecifiedPolicy, path: str | Path) -> None:
-    """Write one policy to the folder ``path``; see `save_policies` for several."""
+    """Write one policy to the folder ``path``; see `save_policies` for several.
+
+    Raises:
+        InputError: see `save_policies`.
+    """
     save_policies({"policy": policy}, {}, path)
 
 
@@ -71,11 +81,51 @@ def save_policies(
             outside a run, or None to record none.
 
     Raises:
-        InputError: options that are not JSON-ready; no file is replaced.
+        InputError: what `load_policies` would reject: anything but a `SpecifiedPolicy`,
+            a class that it cannot import or build again, options that are not
+            JSON-ready, a group without a module, an ``env`` without a name; or a path
+            that is no folder. No file is replaced.
     """
+    check_argument("path", path, str | Path)
+    modules = {name: _savable(name, policy) for name, policy in modules.items()}
+    config = _plain_config(modules, groups, env)
     folder = user_path(path)
-    make_folder(folder)
-    modules = {name: policy.to_save() for name, policy in modules.items()}
+    try:
+        make_folder(folder)
+    except NotADirectoryError as error:
+        raise InputError(
+            f"path: expected a folder, got {folder}: {error.filename} is a file"
+        ) from None
+    weights = {
+        f"{name}/{key}": tensor
+        for name, policy in modules.items()
+        for key, tensor in policy.state_dict().items()
+    }
+    write_tensors(weights, folder / WEIGHTS)
+    write_json(folder / CONFIG, config, indent=2)
+    write_manifest(folder, (CONFIG, WEIGHTS))
+
+
+def _savable(name: str, policy: SpecifiedPolicy) -> SpecifiedPolicy:
+    """Return the policy to save for a module; reject what cannot be loaded again."""
+    if not isinstance(name, str):
+        raise InputError(f"modules: expected names as text, got {name!r}")
+    if not isinstance(policy, SpecifiedPolicy):
+        raise InputError(
+            f"module {name!r}: expected a SpecifiedPolicy, got a "
+            f"{type(policy).__name__}"
+        )
+    original = policy.to_save()
+    validate_class(original)
+    return original
+
+
+def _plain_config(
+    modules: Mapping[str, SpecifiedPolicy],
+    groups: Mapping[str, str],
+    env: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the content of `CONFIG`, checked as it is by loading."""
     config = {
         "format": FORMAT,
         "package_version": __version__,
@@ -86,21 +136,44 @@ def save_policies(
         "groups": dict(groups),
         **({} if env is None else {"env": dict(env)}),
     }
-    # Before a file is replaced, and with Python's numbers in place of NumPy's.
+    # With Python's numbers in place of NumPy's.
     try:
-        config = json.loads(json.dumps(config, default=_to_plain))
+        plain: dict[str, Any] = json.loads(json.dumps(config, default=_to_plain))
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"policy: expected options of JSON's types, got {one_line(error)}"
         ) from error
-    weights = {
-        f"{name}/{key}": tensor
-        for name, policy in modules.items()
-        for key, tensor in policy.state_dict().items()
-    }
-    write_tensors(weights, folder / WEIGHTS)
-    write_json(folder / CONFIG, config, indent=2)
-    write_manifest(folder, (CONFIG, WEIGHTS))
+    _parse(plain)
+    return plain
+
+
+def validate_class(policy: SpecifiedPolicy) -> None:
+    """Raise InputError for a policy of a class that `load_policy` could not build.
+
+    Classes with a short name, as the package's own, are not checked.
+    """
+    name = name_of(type(policy), POLICIES)
+    if ":" not in name:
+        return
+    if not is_plug_in(name) or name.startswith("__main__:"):
+        raise InputError(
+            "policy: expected a class at the top of a module that other programs can "
+            f"import, got {name}: write it in a file of its own"
+        )
+    options = options_of(type(policy)).keys()
+    missing = options - {ANY_OTHER, *policy.config, *UNSAVED}
+    if missing:
+        raise InputError(
+            f"policy: expected all options of {name} in its config, got none of "
+            f"{', '.join(sorted(missing))}: add them after super().__init__"
+        )
+    # Spec and action space are passed by name, to ``**options`` all others.
+    required = SPACES.keys() if ANY_OTHER in options else policy.config.keys()
+    if unknown := required - options:
+        raise InputError(
+            f"policy: expected a constructor of {name} that names all options of its "
+            f"config, got none of {', '.join(sorted(unknown))}"
+        )
 
 
 def _to_plain(option: Any) -> Any:
@@ -170,8 +243,17 @@ def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> SpecifiedPo
 def load_policies(
     path: str | Path, *, plugins: Iterable[str] = ()
 ) -> dict[str, Policy]:
-    """Read the policies in the folder ``path``, by group; see `load_policy`."""
+    """Read the policies in the folder ``path``, by group; see `load_policy`.
+
+    Raises:
+        InputError: as by `load_policy`; a policy of no group (use `load_policy`).
+    """
     modules, groups = load_modules(path, plugins=plugins)
+    if not groups:
+        raise InputError(
+            f"{path}: expected policies of groups, got {', '.join(sorted(modules))} of "
+            "none; use load_policy"
+        )
     return {group: modules[module] for group, module in groups.items()}
 
 
@@ -233,6 +315,8 @@ class _PolicyFile:
         for group, module in self.groups.items():
             if module not in self.modules:
                 raise InputError(f"group {group!r} has no module {module!r}")
+        if len(self.modules) > 1 and not self.groups:
+            raise InputError("groups: expected the module of each group, got none")
         if self.env is not None and not isinstance(self.env.get("name"), str):
             raise InputError("env: expected a mapping with a name")
 
@@ -240,14 +324,7 @@ class _PolicyFile:
 def _read_config(folder: Path) -> _PolicyFile:
     path = folder / CONFIG
     try:
-        config = read_json(path)
-        # Compare the format first: other files may lack any key.
-        if not isinstance(config, dict) or config.get("format") != FORMAT:
-            actual = config.get("format") if isinstance(config, dict) else config
-            raise InputError(f"expected policy format {FORMAT}, got {actual!r}")
-        options = options_of(_PolicyFile)
-        values = {key: config[key] for key in options if key in config}
-        return _PolicyFile(**check_options("", values, options))
+        return _parse(read_json(path))
     except (FileNotFoundError, NotADirectoryError):
         inside = folder / "policy"  # of a run
         hint = f"; try {inside}" if (inside / CONFIG).is_file() else ""
@@ -256,6 +333,16 @@ def _read_config(folder: Path) -> _PolicyFile:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # InputError is a ValueError
         raise InputError(f"{path} is damaged or foreign: {error}") from None
+
+
+def _parse(config: Any) -> _PolicyFile:
+    # Compare the format first: other files may lack any key.
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        actual = config.get("format") if isinstance(config, dict) else config
+        raise InputError(f"expected policy format {FORMAT}, got {actual!r:.80}")
+    options = options_of(_PolicyFile)
+    values = {key: config[key] for key in options if key in config}
+    return _PolicyFile(**check_options("", values, options))
 
 
 def _read_weights(path: Path) -> dict[str, Any]:
@@ -302,7 +389,7 @@ def _build(
     try:
         # Bound the sizes that the file claims before anything is allocated.
         spaces = {}
-        for option, kind in (("spec", TokenSpec), ("action_space", ActionSpec)):
+        for option, kind in SPACES.items():
             check_sizes(option, options[option], options_of(kind))
             spaces[option] = kind(**options.pop(option))
         stored = sum(tensor.numel() for tensor in weights.values())

@@ -24,6 +24,7 @@ from helpers.samples import SPEC, heads, random_tokens
 from marl_pool.cli import main as cli
 from marl_pool.files.manifest import MANIFEST, problem_of
 from marl_pool.policies import make_policy
+from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.sensory import FeedForward
 from marl_pool.policies.storage import (
     CONFIG,
@@ -156,6 +157,105 @@ def test_options_that_json_lacks_leave_the_saved_policy_alone(folder: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"modules": {}}, "modules: expected at least one, got {}"),
+        ({"groups": {"agent": "b"}}, "group 'agent' has no module 'b'"),
+        ({"groups": {"agent": 1}}, "groups: expected a mapping"),
+        ({"env": {"num": 3}}, "env: expected a mapping with a name"),
+        ({"modules": {"a": make(), "b": make()}}, "groups: expected the module of"),
+        ({"modules": {1: make()}}, "modules: expected names as text, got 1"),
+        (
+            {"modules": {"a": RandomPolicy(CHOICE)}},
+            "module 'a': expected a SpecifiedPolicy, got a RandomPolicy",
+        ),
+        (
+            {"modules": {"a": nn.Linear(2, 2)}},
+            "module 'a': expected a SpecifiedPolicy, got a Linear",
+        ),
+        ({"path": 3}, "path: expected text or Path, got 3"),
+    ],
+)
+def test_what_cannot_be_loaded_is_not_saved(arguments, message, folder: Path) -> None:
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+    defaults = {"modules": {"a": make(seed=5)}, "groups": {}, "path": folder}
+    with pytest.raises(InputError, match=f"^{message}"):
+        save_policies(**defaults | arguments)
+    assert {file: file.read_bytes() for file in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("place", ["config.json", "config.json/policy"])
+def test_a_policy_is_not_saved_in_place_of_a_file(place: str, folder: Path) -> None:
+    with pytest.raises(InputError, match=r"path: expected a folder, .*json is a file$"):
+        save_policy(make(), folder / place)
+
+
+class Sharpened(TokenPolicy):
+    """A policy with an option that it does not record."""
+
+    def __init__(
+        self, spec: Any, action_space: Any, *, temperature: float = 1.0, **options: Any
+    ) -> None:
+        super().__init__(spec, action_space, **options)
+        self.temperature = temperature
+
+
+class RecordedSharpened(Sharpened):
+    def __init__(
+        self, spec: Any, action_space: Any, *, temperature: float = 1.0, **options: Any
+    ) -> None:
+        super().__init__(spec, action_space, temperature=temperature, **options)
+        self.config["temperature"] = temperature
+
+
+class Nameless(TokenPolicy):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+
+
+class FixedSize(TokenPolicy):
+    def __init__(self, spec: Any, action_space: Any, *, seed: Any = None) -> None:
+        super().__init__(spec, action_space, head_hidden=(4,), seed=seed)
+
+
+class Outer:
+    class Inner(TokenPolicy):
+        pass
+
+
+class InMain(TokenPolicy):
+    pass
+
+
+InMain.__module__ = "__main__"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Sharpened, "options of .*:Sharpened in its config, got none of temperature:"),
+        (FixedSize, "all options of its config, got none of activation, encoder, "),
+        (Nameless, "all options of its config, got none of action_space, spec$"),
+        (Outer.Inner, "a class at the top of a module .*, got .*:Outer.Inner: write"),
+        (InMain, "a class at the top of a module .*, got __main__:InMain: write it"),
+    ],
+)
+def test_a_class_that_cannot_be_built_again_is_not_saved(
+    kind: type[TokenPolicy], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=f"^policy: expected .*{message}") as refusal:
+        save_policy(kind(SPEC, CHOICE), tmp_path / "policy")
+    assert "\n" not in str(refusal.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_option_of_a_users_class_is_restored(tmp_path: Path) -> None:
+    save_policy(RecordedSharpened(SPEC, CHOICE, temperature=3.0), tmp_path)
+    loaded = load_policy(tmp_path, plugins=[f"{__name__}:RecordedSharpened"])
+    assert loaded.temperature == 3.0
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"space": CHOICE},
@@ -266,6 +366,11 @@ def test_one_module_for_all_groups_is_one_policy(tmp_path: Path) -> None:
     assert set(load_policies(tmp_path)) == {"a", "b"}
 
 
+def test_a_policy_of_no_group_is_not_loaded_by_group(folder: Path) -> None:
+    with pytest.raises(InputError, match="got policy of none; use load_policy$"):
+        load_policies(folder)
+
+
 def test_module_names_may_share_a_prefix(tmp_path: Path) -> None:
     modules = {"team": make(seed=1), "team/a": make(seed=2), "team/z": make(seed=3)}
     save_policies(modules, {name: name for name in modules}, tmp_path)
@@ -337,6 +442,11 @@ def test_files_of_another_kind_are_refused(content: bytes, folder: Path) -> None
 def test_foreign_json_is_refused(content: str, message: str, folder: Path) -> None:
     (folder / CONFIG).write_text(content)
     assert message in refusal_of(folder)
+
+
+def test_a_long_text_is_not_repeated_whole(folder: Path) -> None:
+    (folder / CONFIG).write_text(json.dumps("x" * 10**6))
+    assert len(refusal_of(folder)) < 400
 
 
 def test_a_group_needs_its_module(folder: Path) -> None:
