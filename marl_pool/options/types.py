@@ -36,6 +36,8 @@ Extent = Annotated[int, AtMost(16_384)]
 """Size or index of which only the upper bound is checked here."""
 Repeats = Annotated[PositiveInt, AtMost(1024)]
 """Number of layers, heads, stacked frames, threads or repeated updates."""
+TableSize = Annotated[PositiveInt, AtMost(2048)]
+"""Number of rows or columns of a fixed table, which has no weights to bound it."""
 RepeatsOrZero = Annotated[NonNegativeInt, AtMost(1024)]
 Processes = Annotated[PositiveInt, AtMost(1 << 14)]
 """Number of processes."""

@@ -164,18 +164,6 @@ class TokenPolicy(SequencePolicy):
         self.noise_size = self.actions.noise_size
         self.activation = activation
         self.network_options = network_options
-        # Choices and means have no limits.
-        count = 0 if self.actions.integral else self.actions.num_options
-        for name, unlimited, log_std_limit in (
-            ("lowest_logits", -torch.inf, log_std_range[0]),
-            ("highest_logits", torch.inf, log_std_range[1]),
-        ):
-            limits = [
-                self.low.new_full((count,), unlimited),
-                torch.full_like(self.low, unlimited),
-                torch.full_like(self.low, log_std_limit),
-            ]
-            self.register_buffer(name, torch.cat(limits), persistent=False)
         # One set network, or one for each head.
         network = network_options | {
             "action_dim": self.actions.dim,
@@ -206,6 +194,18 @@ class TokenPolicy(SequencePolicy):
         with seeded(seed, "value"):
             self.value_head = mlp([dim, *head_hidden, 1], ACTIVATIONS[activation])
             init_weights(self.value_head, init_std)
+        # Choices and means have no limits. The weights above bound their number.
+        count = 0 if self.actions.integral else self.actions.num_options
+        for name, unlimited, log_std_limit in (
+            ("lowest_logits", -torch.inf, log_std_range[0]),
+            ("highest_logits", torch.inf, log_std_range[1]),
+        ):
+            limits = [
+                self.low.new_full((count,), unlimited),
+                torch.full_like(self.low, unlimited),
+                torch.full_like(self.low, log_std_limit),
+            ]
+            self.register_buffer(name, torch.cat(limits), persistent=False)
 
     def _validate_selection(self, token_dropout: float) -> None:
         """Raise InputError where tokens cannot be selected."""

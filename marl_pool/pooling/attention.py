@@ -90,7 +90,9 @@ class PMAPooling(Pooling):
         super().__init__(dim)
         validate_heads("pooling.num_heads", num_heads, dim)
         self.dim_out = num_seeds * dim
-        self.learned_query = nn.Parameter(torch.randn(num_seeds, dim))
+        # A policy too large for its file is rejected before numbers take memory.
+        self.learned_query = nn.Parameter(torch.empty(num_seeds, dim))
+        nn.init.normal_(self.learned_query)
         self.feedforward = nn.Sequential(nn.Linear(dim, dim), nn.ReLU())
         self.block = AttentionBlock(dim, num_heads, layer_norm, attention_scale)
 

@@ -22,6 +22,7 @@ from marl_pool.options.types import (
     Repeats,
     Size,
     SizeOrZero,
+    TableSize,
 )
 from marl_pool.pooling.base import Memory, MemoryPooling
 from marl_pool.tokens import Mask
@@ -92,11 +93,11 @@ class AttentionNeuronPooling(MemoryPooling):
         self,
         dim: Extent,
         *,
-        num_codes: Size = 16,
+        num_codes: TableSize = 16,
         memory: Literal["lstm", "none"] = "lstm",
         key_units: SizeOrZero = 8,
         message_dim: Size = 32,
-        position_dim: Size = 8,
+        position_dim: TableSize = 8,
         frames: Repeats = 1,
         activation: Literal["tanh", "softmax"] = "tanh",
         scale: bool = True,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from typing_extensions import override
 
-from marl_pool.options.types import Extent, PositiveFloat, Repeats, Size
+from marl_pool.options.types import Extent, PositiveFloat, Repeats, Size, TableSize
 from marl_pool.pooling.attention_neuron import sinusoids
 from marl_pool.pooling.base import Memory, MemoryPooling
 from marl_pool.tokens import Mask
@@ -79,10 +79,10 @@ class VisionNeuronPooling(MemoryPooling):
         self,
         dim: Extent,
         *,
-        num_codes: Size = 16,
+        num_codes: TableSize = 16,
         value_dim: Size = 32,
         message_dim: Size = 32,
-        position_dim: Size = 8,
+        position_dim: TableSize = 8,
         frames: Repeats = 4,
         scale: bool = True,
         affine: bool = True,

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.samples import SPEC
 from marl_pool.config import assign, compose, registry
@@ -409,6 +411,8 @@ def test_defaults_and_lists_are_within_bounds() -> None:
         ({"encoder": {"name": "transformer", "num_layers": 10**6}}, "num_layers"),
         ({"encoder": {"name": "transformer", "dim_ff": 10**6}}, "dim_ff"),
         ({"pooling": {"name": "pma", "num_seeds": 10**6}}, "num_seeds"),
+        ({"pooling": {"name": "attention_neuron", "num_codes": 4096}}, "num_codes"),
+        ({"pooling": {"name": "vision_neuron", "position_dim": 4096}}, "position_dim"),
         ({"spec": {**SPEC.to_json(), "num_features": 10**6}}, "num_features"),
         ({"spec": {**SPEC.to_json(), "num_tokens": 10**9}}, "num_tokens"),
         ({"action_space": {"n": 10**9, "low": [], "high": []}}, "n"),
@@ -435,14 +439,41 @@ def save_changed(
     file.write_text(json.dumps(content))
 
 
-def test_a_policy_far_larger_than_its_weights_is_not_built(tmp_path: Path) -> None:
-    # Each is within its own bound; all layers together are 2 TB.
-    wide = {"dim": 16_384, "dim_ff": 16_384, "num_layers": 1024, "num_heads": 1}
-    save_changed(tmp_path, "transformer", lambda module: module["encoder"].update(wide))
-    with pytest.raises(
-        InputError, match=r"config.json: expected a network .* got more"
-    ):
+class LargestFilled(TorchDispatchMode):
+    """The largest number of elements of a tensor that has contents."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        if func.overloadpacket not in (torch.ops.aten.empty, torch.ops.aten.detach):
+            self.numel = max(self.numel, getattr(result, "numel", int)())
+        return result
+
+
+# Each number is within its bound; all layers of the first together are 2 TB.
+LARGE = {"dim": 16_384, "dim_ff": 16_384, "num_layers": 1024, "num_heads": 1}
+SEEDS = {"name": "pma", "num_seeds": 4096}
+CHOICES = {"choices": [1024] * 2048, "low": [-1], "high": [1]}
+
+
+@pytest.mark.parametrize(
+    ("encoder", "change"),
+    [
+        ("transformer", {"encoder": {"name": "transformer", **LARGE}}),
+        ("identity", {"action_space": CHOICES}),
+        ("identity", {"type_embedding": 4096, "pooling": SEEDS}),
+    ],
+    ids=["layers", "choices", "seeds"],
+)
+def test_a_policy_far_larger_than_its_weights_is_not_built(
+    encoder: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    save_changed(tmp_path, encoder, lambda module: module.update(change))
+    message = r"config.json: expected a network .* got more"
+    with LargestFilled() as filled, pytest.raises(InputError, match=message):
         load_policy(tmp_path)
+    assert filled.numel < 2_000_000
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
