@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from marl_pool.options.signatures import check_argument, options_of
 from marl_pool.options.types import AtMost, Extent
 from marl_pool.utils.errors import InputError
 
@@ -199,8 +200,9 @@ class TokenSpec:
             such a token is present; noise leaves it unchanged.
 
     Raises:
-        InputError: a size below 1, no type name, a signal type or marker of an unknown
-            type, or positions, markers or frames that the features cannot hold.
+        InputError: a value of another type, a size below 1, no type name, a signal type
+            or marker of an unknown type, or positions, markers or frames that the
+            features cannot hold.
     """
 
     num_tokens: Extent
@@ -214,11 +216,11 @@ class TokenSpec:
     markers: tuple[tuple[str, Extent], ...] = ()
 
     def __post_init__(self) -> None:
+        for name, option in options_of(TokenSpec).items():
+            check_argument(f"TokenSpec.{name}", getattr(self, name), option.annotation)
         # JSON has lists for tuples.
         for name in ("type_names", "signal_types", "positions"):
             if (values := getattr(self, name)) is not None:
-                # ("agent") is a text, whose letters would become names.
-                self._validate(name, not isinstance(values, str), "a tuple")
                 object.__setattr__(self, name, tuple(values))
         markers = tuple((name, index) for name, index in self.markers)
         object.__setattr__(self, "markers", markers)
@@ -228,7 +230,9 @@ class TokenSpec:
         names, width = self.type_names, self.num_features
         self._validate("type_names", bool(names), "at least one name")
         are_types = {*self.signal_types} <= {*names}
-        self._validate("signal_types", are_types, f"some of {', '.join(names)}")
+        self._validate(
+            "signal_types", are_types, f"some of {', '.join(map(repr, names))}"
+        )
         divides = width % self.num_frames == 0
         self._validate("num_frames", divides, f"a divisor of num_features = {width}")
         inside = all(0 <= index < width for index in self.positions or ())

@@ -32,8 +32,8 @@ class SelectedTokens:
         for name in self.actions.selects:
             if name not in names:
                 raise InputError(
-                    f"Selection.selects: expected some of {', '.join(names)}, got "
-                    f"{name}"
+                    f"Selection.selects: expected some of "
+                    f"{', '.join(map(repr, names))}, got {name!r}"
                 )
         if count != self.spec.num_tokens:
             raise InputError(

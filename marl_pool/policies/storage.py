@@ -234,7 +234,7 @@ def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> SpecifiedPo
     modules, _ = load_modules(path, plugins=plugins)
     if len(modules) != 1:
         raise InputError(
-            f"{path}: expected one policy, found {', '.join(sorted(modules))}; "
+            f"{path}: expected one policy, found {', '.join(map(repr, modules))}; "
             "use load_policies"
         )
     return next(iter(modules.values()))
@@ -251,8 +251,8 @@ def load_policies(
     modules, groups = load_modules(path, plugins=plugins)
     if not groups:
         raise InputError(
-            f"{path}: expected policies of groups, got {', '.join(sorted(modules))} of "
-            "none; use load_policy"
+            f"{path}: expected policies of groups, got {', '.join(map(repr, modules))} "
+            "of none; use load_policy"
         )
     return {group: modules[module] for group, module in groups.items()}
 

@@ -112,7 +112,7 @@ def load_saved(
     if group not in groups and len(modules) > 1:
         raise InputError(
             f"{source} has no policy for this group, only for "
-            f"{', '.join(sorted(groups)) or 'none'}"
+            f"{', '.join(map(repr, groups)) or 'none'}"
         )
     policy = modules[groups.get(group, next(iter(modules)))]
     return policy.requires_grad_(False)

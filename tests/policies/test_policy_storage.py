@@ -356,7 +356,7 @@ def test_several_modules_and_their_groups(tmp_path: Path) -> None:
         assert same_decisions(loaded[group], modules[module])
     assert loaded["prey"] is loaded["decoy"]
     message = refusal_of(tmp_path)
-    assert "expected one policy, found hunter, team; use load_policies" in message
+    assert "expected one policy, found 'hunter', 'team'; use load_policies" in message
 
 
 def test_one_module_for_all_groups_is_one_policy(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_one_module_for_all_groups_is_one_policy(tmp_path: Path) -> None:
 
 
 def test_a_policy_of_no_group_is_not_loaded_by_group(folder: Path) -> None:
-    with pytest.raises(InputError, match="got policy of none; use load_policy$"):
+    with pytest.raises(InputError, match="got 'policy' of none; use load_policy$"):
         load_policies(folder)
 
 
@@ -467,6 +467,18 @@ def test_an_option_that_is_not_stored_is_not_guessed(option: str, folder: Path) 
     edit(folder, lambda config: config["modules"]["policy"].pop(option))
     message = refusal_of(folder)
     assert f"{CONFIG}: expected the policy options {option}, got none" in message
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("num_tokens", 5.5), ("dtype", "load"), ("type_names", ["a", 1, "b"])],
+)
+def test_a_spec_of_other_types_is_refused(option, value, folder: Path) -> None:
+    def change(config: Any) -> None:
+        config["modules"]["policy"]["spec"][option] = value
+
+    edit(folder, change)
+    assert f": TokenSpec.{option}: expected " in refusal_of(folder)
 
 
 def test_weights_must_fit_the_configuration(folder: Path, tmp_path: Path) -> None:

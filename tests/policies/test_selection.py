@@ -233,7 +233,7 @@ def test_a_selection_refers_to_the_same_entity_under_a_perturbation() -> None:
         ),
         (
             {"space": Selection(1, 5, ("foe",))},
-            "Selection.selects: expected some of self, friend, noise, got foe",
+            "Selection.selects: expected some of 'self', 'friend', 'noise', got 'foe'",
         ),
         (
             {"space": Selection(1, 4, ("noise",))},

@@ -205,7 +205,7 @@ def test_a_frozen_policy_of_several_is_that_of_the_group(tmp_path):
     wrong = {"cat": token_policy("hen"), "dog": token_policy("hen")}
     save_policies(wrong, {"cat": "cat", "dog": "dog"}, tmp_path / "pets")
     message = refusal(tmp_path / "pets")
-    assert "has no policy for this group, only for cat, dog" in message
+    assert "has no policy for this group, only for 'cat', 'dog'" in message
     right = {"cat": token_policy("fox"), "dog": token_policy("hen", seed=7)}
     save_policies(right, {"fox": "cat", "hen": "dog"}, tmp_path / "farm")
     config = rllib_config(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
