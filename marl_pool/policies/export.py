@@ -18,6 +18,7 @@ from typing_extensions import override
 from marl_pool.files.atomic import make_folder, new_path
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import SpecifiedPolicy
+from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError, explain_os_errors
 
@@ -58,8 +59,8 @@ class ActionNetwork(nn.Module):
             features: ``(B, N, F)``, of the dtype of the policy's `TokenSpec`.
             types: ``(B, N)`` int64.
             padding: ``(B, N)`` bool, True where there is no token.
-            action_mask: ``(B, num_options)`` bool, True for options that are allowed;
-                None for all.
+            action_mask: ``(B, num_options)`` bool, True for options that are allowed,
+                ``(B, num_fixed + N)`` where tokens are selected; None for all.
         """
         tokens = Tokens(features[:, None], types[:, None], padding[:, None])
         if action_mask is not None:
@@ -74,7 +75,7 @@ def export_policy(
 
     The batch size is variable, on the axis ``batch``. So is the number of tokens, on
     the axis ``tokens``, if the policy can act on more than in its spec; otherwise it is
-    the spec's.
+    the spec's. Where tokens are selected, the mask has an option for each of them.
 
     Args:
         policy: a policy without a memory.
@@ -140,13 +141,18 @@ def _export(
     """
     policy = network.policy
     batch, tokens = torch.export.Dim("batch"), torch.export.Dim("tokens")
+    selects = isinstance(policy, TokenPolicy) and policy.selection is not None
 
     def inputs(count: int, extra: int = 0) -> tuple[Tensor, ...]:
-        mask = [_random_mask(policy.actions, count)] if masked else []
+        added = extra if selects else 0  # each token is an option
+        mask = [_random_mask(policy.actions, count, added)] if masked else []
         return (*_random_tokens(policy.spec, count, extra), *mask)
 
     set_axes = {0: batch, 1: tokens} if extra else {0: batch}
-    axes = (set_axes, set_axes, set_axes, *([{0: batch}] if masked else []))
+    mask_axes = {0: batch}
+    if extra and selects:
+        mask_axes[1] = policy.actions.num_fixed + tokens
+    axes = (set_axes, set_axes, set_axes, *([mask_axes] if masked else []))
     program = torch.export.export(network, inputs(3), dynamic_shapes=axes)
     _save(program, path, to, axes)
     differences = []
@@ -239,10 +245,13 @@ def _in_eval_mode(policy: SpecifiedPolicy) -> Iterator[None]:
         policy.train(was_training)
 
 
-def _random_mask(actions: ActionSpec, batch: int) -> Tensor:
-    """Sample masks that allow the last option of each choice, and others."""
+def _random_mask(actions: ActionSpec, batch: int, extra: int) -> Tensor:
+    """Sample masks that allow the last option of each choice, and others.
+
+    ``extra`` options follow those of the action space.
+    """
     generator = torch.Generator().manual_seed(1)
-    mask = torch.rand(batch, actions.num_options, generator=generator) < 0.5
+    mask = torch.rand(batch, actions.num_options + extra, generator=generator) < 0.5
     last = torch.tensor(actions.sizes).cumsum(0) - 1
     return mask.index_fill(1, last, True)
 

@@ -9,6 +9,7 @@ import torch
 from helpers.samples import SPEC
 from marl_pool import make_policy, pooling_names
 from marl_pool.policies import make_agent
+from marl_pool.policies.action_spaces import Selection
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.export import ActionNetwork, export_policy
 from marl_pool.utils.errors import InputError
@@ -83,6 +84,20 @@ def test_the_number_of_tokens_is_free_where_the_head_allows_it(
         output = module(features, types, padding.bool())
         expected = ActionNetwork(exported)(features, types, padding.bool())
         torch.testing.assert_close(output, expected)
+
+
+def test_a_mask_of_selected_tokens_grows_with_them(tmp_path):
+    choices = Selection(2, SPEC.num_tokens, ("friend", "noise"))
+    exported = make_policy(SPEC, choices, encoder="identity", action="select", seed=0)
+    export_policy(exported, tmp_path / "new.pt2", "torch", masked=True)
+    module = torch.export.load(tmp_path / "new.pt2").module()
+    for count in (1, 4, 9):
+        features = torch.randn(8, count, SPEC.num_features)
+        types, padding = torch.ones(8, count).long(), torch.zeros(8, count).bool()
+        mask = torch.rand(8, 2 + count) < 0.5
+        output = module(features, types, padding, mask)
+        expected = ActionNetwork(exported)(features, types, padding, mask)
+        assert torch.equal(output, expected)
 
 
 @pytest.mark.slow
