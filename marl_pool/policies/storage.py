@@ -155,7 +155,7 @@ def validate_class(policy: SpecifiedPolicy) -> None:
     name = name_of(type(policy), POLICIES)
     if ":" not in name:
         return
-    if not is_plug_in(name) or name.startswith("__main__:"):
+    if not is_plug_in(name):
         raise InputError(
             "policy: expected a class at the top of a module that other programs can "
             f"import, got {name}: write it in a file of its own"

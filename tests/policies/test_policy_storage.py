@@ -223,13 +223,6 @@ class Outer:
         pass
 
 
-class InMain(TokenPolicy):
-    pass
-
-
-InMain.__module__ = "__main__"
-
-
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -237,7 +230,6 @@ InMain.__module__ = "__main__"
         (FixedSize, "all options of its config, got none of activation, encoder, "),
         (Nameless, "all options of its config, got none of action_space, spec$"),
         (Outer.Inner, "a class at the top of a module .*, got .*:Outer.Inner: write"),
-        (InMain, "a class at the top of a module .*, got __main__:InMain: write it"),
     ],
 )
 def test_a_class_that_cannot_be_built_again_is_not_saved(
