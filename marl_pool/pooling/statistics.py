@@ -228,7 +228,7 @@ class PNAPooling(Pooling):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any
     ) -> None:
-        # Weights of earlier revisions lack it, and their N was that of this head.
+        # Weights of earlier revisions lack it, and their N was this head's.
         if "avg_log_size" in self.state_dict():
             state_dict.setdefault(f"{prefix}avg_log_size", self.avg_log_size)
         super()._load_from_state_dict(state_dict, prefix, *args)
