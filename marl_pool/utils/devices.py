@@ -101,5 +101,7 @@ def constant(
 def _constant(
     values: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    # Without the dtype, (1,) and (True,) would be the same constant.
-    return torch.tensor(values, device=device, dtype=dtype)
+    # Without the dtype, (1,) and (True,) would be the same constant. No gradient could
+    # contain a tensor that was made in inference mode.
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device, dtype=dtype)

@@ -271,6 +271,8 @@ class Stream:
     def _keys(self, episodes: Tensor) -> Tensor:
         return stream_keys(self.seed, self.env_ids, episodes, self.purpose, self.part)
 
+    # Later steps of a block sampled in inference mode may be part of a gradient.
+    @torch.inference_mode(False)
     def _sample(self, rows: Tensor | slice, block: int) -> Tensor:
         keys, first = self.keys[rows], self.steps[rows]
         flat = uniform(keys, block * self.size, first[:, None] * self.size)

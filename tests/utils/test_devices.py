@@ -28,6 +28,14 @@ def test_a_constant_of_bools_is_not_that_of_equal_integers() -> None:
     assert constant((1, 0), cpu) is numbers
 
 
+def test_a_constant_made_in_inference_mode_may_be_part_of_a_gradient() -> None:
+    with torch.inference_mode():
+        numbers = constant((0.25, 0.125), torch.device("cpu"), torch.float32)
+    weights = torch.ones(2, requires_grad=True)
+    (weights * numbers).sum().backward()
+    assert torch.equal(weights.grad, numbers)
+
+
 def is_flushed() -> bool:
     return sys.float_info.min / 2 == 0
 

@@ -227,6 +227,16 @@ def test_a_saved_stream_goes_on_where_it_was(steps: int) -> None:
         assert torch.equal(serve(restored, 9), expected)
 
 
+def test_a_stream_used_in_inference_mode_continues_outside_of_it() -> None:
+    expected, stream = serve(make(), 3), make()
+    with torch.inference_mode():
+        assert torch.equal(stream.next(), expected[0])
+    weight = torch.ones((), requires_grad=True)
+    (stream.next() * weight).sum().backward()
+    stream.restart(torch.tensor([0, 0, 4]), torch.tensor([False, False, True]))
+    assert torch.equal(stream.next()[:2], expected[2, :2])
+
+
 def test_seeds_differ_from_one_another() -> None:
     served = [serve(make(seed=seed), 4) for seed in range(5)]
     for first, second in pairwise(served):
