@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from marl_pool.options.types import Extent
 from marl_pool.policies.action_spaces import ActionRows, Selection
+from marl_pool.tokens import Tokens, form_of
 from marl_pool.utils.devices import constant
 from marl_pool.utils.errors import InputError
 
@@ -132,8 +133,28 @@ class ActionSpec:
 
     @cached_property
     def num_options(self) -> int:
-        """Number of options of all choices, the width of an action mask."""
+        """Number of options of all choices."""
         return sum(self.sizes)
+
+    def mask_width(self, num_tokens: int) -> int:
+        """Return the width of the action mask of an agent that perceives N tokens."""
+        # A selection has an option for each token that is perceived.
+        return self.num_fixed + num_tokens if self.selects else self.num_options
+
+    def mask_of(self, tokens: Tokens) -> Tensor | None:
+        """Return the action mask of tokens of batch ``(*B,)``; None without one.
+
+        Raises:
+            InputError: a mask of another shape or dtype.
+        """
+        if (mask := tokens.action_mask) is None:
+            return None
+        shape = (*tokens.batch_shape, self.mask_width(tokens.num_tokens))
+        if mask.shape != shape or mask.dtype != torch.bool:
+            raise InputError(
+                f"action_mask: expected bool of shape {shape}, got {form_of(mask)}"
+            )
+        return mask
 
     @property
     def num_logits(self) -> int:

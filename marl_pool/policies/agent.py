@@ -128,11 +128,12 @@ class Agent(SequencePolicy):
     ) -> Decision:
         """Turn one step's result of `unroll` into a decision; see `Policy.act`."""
         logits = outputs[:, 0].unflatten(0, tokens.batch_shape)
-        actions, mask = self.actions, tokens.action_mask
+        actions = self.actions
         # A Box has no noise: its outputs are the action.
         if not actions.sizes:
             action = logits
         else:
+            mask = self.options(tokens)
             logits = mask_logits(logits, mask)
             count = actions.num_options
             numbers = logits if actions.integral else logits[..., count:]

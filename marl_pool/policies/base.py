@@ -255,8 +255,12 @@ class SequencePolicy(SpecifiedPolicy):
         """
 
     def options(self, tokens: Tokens) -> Tensor | None:
-        """Return which options may be chosen, ``(*B, L)`` bool; None if all may."""
-        return tokens.action_mask
+        """Return which options may be chosen, ``(*B, L)`` bool; None if all may.
+
+        Raises:
+            InputError: an action mask of another shape or dtype.
+        """
+        return self.actions.mask_of(tokens)
 
 
 def _unflatten(memory: Memory, shape: tuple[int, ...]) -> Any:

@@ -60,9 +60,7 @@ def validate_masks(
         env_ids: ``(num_envs,)`` numbers of the environments, for the message.
         steps: ``(num_envs,)`` steps of the episodes before this one, for the message.
     """
-    # A selection has an option for each token that is perceived.
-    width = spec.num_fixed + num_tokens if spec.selects else spec.num_options
-    shape = (*active.shape, width)
+    shape = (*active.shape, spec.mask_width(num_tokens))
     if mask.shape != shape or not spec.sizes:
         expected = f"the shape {shape}" if spec.sizes else "none without choices"
         raise InputError(

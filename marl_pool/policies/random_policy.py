@@ -47,7 +47,7 @@ class RandomPolicy(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        spec, mask = self.actions, tokens.action_mask
+        spec, mask = self.actions, self.actions.mask_of(tokens)
         noise = self.noise(tokens, generator)
         logits = noise.new_zeros(*tokens.batch_shape, spec.num_logits)
         low, high = self.low.to(noise), self.high.to(noise)

@@ -64,9 +64,9 @@ class SelectedTokens:
         shape = (*present.shape[:-1], self.actions.num_fixed)
         fixed = torch.ones_like(present[..., :1]).expand(shape)
         options = torch.cat([fixed, present], -1)
-        if tokens.action_mask is None:
+        if (mask := self.actions.mask_of(tokens)) is None:
             return options
-        allowed = options & tokens.action_mask
+        allowed = options & mask
         fixed_only = torch.cat([fixed, torch.zeros_like(present)], -1)
         # ONNX has no `where` of bools.
         return allowed | (fixed_only & ~allowed.any(-1, keepdim=True))

@@ -310,7 +310,7 @@ class TokenPolicy(SequencePolicy):
     @override
     def options(self, tokens: Tokens) -> Tensor | None:
         if self.selection is None:
-            return tokens.action_mask
+            return super().options(tokens)
         return self.selection.options(tokens)
 
     @override

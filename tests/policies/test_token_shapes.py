@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.policies import make_agent, make_policy
+from marl_pool.policies.action_spaces import Selection
+from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
@@ -67,6 +69,35 @@ def test_policies_refuse_parts_of_another_shape(name, method, grad) -> None:
         for part, value in MISFITS.values():
             with pytest.raises(InputError, match=f"tokens: expected {part} of "):
                 call(tokens()._replace(**{part: value}))
+
+
+ALLOWED = torch.zeros(*BATCH, 3, dtype=torch.bool)
+ALLOWED[..., 0] = True
+MASKED: dict[str, Callable[[], Any]] = {
+    **POLICIES,
+    "random": lambda: RandomPolicy(SPACE),
+    "select": lambda: make_policy(
+        SPEC, Selection(2, 5, ("friend",)), encoder=ENCODER, action="select"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("explore", [False, True])
+def test_policies_refuse_action_masks_of_another_shape_or_dtype(name, explore) -> None:
+    policy, width = MASKED[name](), 7 if name == "select" else 3
+    mask = nn.functional.pad(ALLOWED, (0, width - 3))
+    expected = rf"^action_mask: expected bool of shape \(3, 2, {width}\), got "
+    assert not policy.act(tokens()._replace(action_mask=mask)).action.any()
+    for misfit, actual in (
+        (mask[..., :-1], rf"bool of shape \(3, 2, {width - 1}\)"),
+        (nn.functional.pad(mask, (0, 3)), rf"bool of shape \(3, 2, {width + 3}\)"),
+        (mask[:1], rf"bool of shape \(1, 2, {width}\)"),
+        (mask[0], rf"bool of shape \(2, {width}\)"),
+        (mask.to(torch.int8), rf"int8 of shape \(3, 2, {width}\)"),
+    ):
+        with pytest.raises(InputError, match=expected + actual):
+            policy.act(tokens()._replace(action_mask=misfit), explore=explore)
 
 
 @pytest.mark.parametrize("method", ["__call__", "encode", "weights"])
