@@ -22,7 +22,6 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from marl_pool.adapters.space_network import NamedOptions
 from marl_pool.adapters.torchrl import (
     AgentNetwork,
     Scope,
@@ -32,7 +31,7 @@ from marl_pool.adapters.torchrl import (
 )
 from marl_pool.kernels.functional import Activation
 from marl_pool.observations.make import split_action_mask
-from marl_pool.options.types import PositiveFloat, PositiveInt, SizeOrZero
+from marl_pool.options.types import Part, PositiveFloat, PositiveInt, SizeOrZero
 from marl_pool.utils.errors import InputError, explain_missing_modules
 
 with explain_missing_modules():
@@ -128,8 +127,8 @@ class SetModelConfig(ModelConfig):
         token_options: options of `TokenOptions`, such as ``{"presence": 0}``.
     """
 
-    pooling: NamedOptions = "ada"
-    encoder: NamedOptions = "transformer"
+    pooling: Part = "ada"
+    encoder: Part = "transformer"
     dim: PositiveInt | None = None
     num_layers: PositiveInt | None = None
     num_heads: PositiveInt | None = None

@@ -1,6 +1,5 @@
 """SpaceNetwork: from a batch of another library's observations to vectors."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from gymnasium import spaces
@@ -15,12 +14,15 @@ from marl_pool.observations.parts import kind_of
 from marl_pool.observations.view import TokenOptions
 from marl_pool.options.construction import check_constructor, with_name
 from marl_pool.options.signatures import ANY_OTHER, options_of, unknown_key
-from marl_pool.options.types import PositiveFloat, PositiveInt, Probability, SizeOrZero
+from marl_pool.options.types import (
+    Part,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    SizeOrZero,
+)
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
-
-NamedOptions = str | Mapping[str, Any]
-"""A name, or ``{"name": …, **options}``."""
 
 
 class SpaceNetwork(nn.Module):
@@ -58,8 +60,8 @@ class SpaceNetwork(nn.Module):
         self,
         space: spaces.Space[Any],
         *,
-        pooling: NamedOptions = "ada",
-        encoder: NamedOptions = "transformer",
+        pooling: Part = "ada",
+        encoder: Part = "transformer",
         dim: PositiveInt | None = None,
         num_layers: PositiveInt | None = None,
         num_heads: PositiveInt | None = None,
@@ -90,7 +92,7 @@ class SpaceNetwork(nn.Module):
                 self.view.spec,
                 encoder=with_name(encoder)
                 | {k: v for k, v in sizes.items() if v is not None},
-                pooling=with_name(pooling),
+                pooling=pooling,
                 type_embedding=type_embedding,
                 input_activation=input_activation,
                 init_std=init_std,

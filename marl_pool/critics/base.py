@@ -1,7 +1,7 @@
 """The interface of critics."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor, nn
@@ -13,13 +13,13 @@ from marl_pool.compiled.network import CompiledSetNetwork, compile_network
 from marl_pool.kernels.functional import ACTIVATIONS, mlp
 from marl_pool.networks.set_network import SetNetwork, init_weights
 from marl_pool.options.construction import with_name
-from marl_pool.options.types import NamedOptions
+from marl_pool.options.types import NamedOptions, Part
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 Result = TypeVar("Result", Tensor, tuple[Tensor, ...])
-PartOption = str | Mapping[str, Any] | None
+PartOption = Part | None
 """Encoder or head: a name, ``{"name": …, **options}``, or None for the policy's."""
 
 

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from marl_pool.kernels.functional import ACTIVATIONS, Activation
 from marl_pool.options.names import unknown
+from marl_pool.options.types import SizeOrZero
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
-TypeEmbedding = int | Literal["add"]
+TypeEmbedding = SizeOrZero | Literal["add"]
 """Width of the vector concatenated to the features, 0 for none; or ``"add"``."""
 
 

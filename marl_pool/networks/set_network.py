@@ -13,8 +13,14 @@ from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder, IdentityEncoder
 from marl_pool.kernels.functional import Activation, is_transformed
 from marl_pool.networks.embedding import TokenEmbedding, TypeEmbedding, clear_padding
-from marl_pool.options.construction import build
-from marl_pool.options.types import NamedOptions
+from marl_pool.options.construction import build, check_constructor, with_name
+from marl_pool.options.types import (
+    NamedOptions,
+    Part,
+    PositiveFloat,
+    Probability,
+    SizeOrZero,
+)
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.attention import ClsPooling
 from marl_pool.pooling.base import Memory, MemoryPooling, Pooling, validate_constructed
@@ -101,8 +107,8 @@ class SetNetwork(nn.Module):
 
     Args:
         spec: specification of the tokens.
-        encoder: ``{"name": …, **options}``.
-        pooling: ``{"name": …, **options}``.
+        encoder: a name, or ``{"name": …, **options}``.
+        pooling: a name, or ``{"name": …, **options}``.
         type_embedding: width of the learned type embedding, which is concatenated to
             the features, 0 for none; ``"add"`` to add it to them instead.
         input_activation: activation after the projection of the tokens, before the
@@ -130,19 +136,20 @@ class SetNetwork(nn.Module):
         self,
         spec: TokenSpec,
         *,
-        encoder: NamedOptions,
-        pooling: NamedOptions,
+        encoder: Part,
+        pooling: Part,
         type_embedding: TypeEmbedding = 4,
         input_activation: Activation | None = None,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        token_dropout: float = 0.0,
-        init_std: float = 0.02,
-        action_dim: int = 0,
+        dropout: Probability = 0.0,
+        attention_dropout: Probability = 0.0,
+        token_dropout: Probability = 0.0,
+        init_std: PositiveFloat = 0.02,
+        action_dim: SizeOrZero = 0,
         embedding: MakeEmbedding = TokenEmbedding,
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        encoder, pooling = with_name(encoder), with_name(pooling)
         self.spec = spec
         self.token_dropout = token_dropout
         # Each part has its own seed, so that no part affects another's weights.
@@ -316,6 +323,9 @@ class SetNetwork(nn.Module):
         return x.unflatten(0, shape), padding
 
 
+check_constructor(SetNetwork, "set_network")
+
+
 def present_padding(tokens: Tokens) -> Tensor | None:
     """Return the padding ``(B, N)``; None if no token is padded, which is faster.
 
@@ -339,8 +349,6 @@ def build_part(
         InputError: no name, an unknown name, a wrong option, or a state that no file of
             tensors can hold.
     """
-    if part is None:
-        raise InputError(f"{kind}: expected one, got none")
     options = dict(part)
     if "name" not in options:
         raise InputError(f"{kind}: expected a mapping with a name, got {dict(part)}")

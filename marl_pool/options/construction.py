@@ -13,6 +13,7 @@ from marl_pool.options.signatures import (
     options_of,
     unknown_key,
 )
+from marl_pool.options.types import Part
 from marl_pool.utils.errors import InputError
 
 PACKAGE = __name__.partition(".")[0]
@@ -76,15 +77,9 @@ def build(
         ) from error
 
 
-def with_name(part: str | Mapping[str, Any]) -> dict[str, Any]:
+def with_name(part: Part) -> dict[str, Any]:
     """Return a part, perhaps given by its name alone, as ``{"name": …, **options}``."""
-    if isinstance(part, str):
-        return {"name": part}
-    if not isinstance(part, Mapping):
-        raise InputError(
-            f"policy: expected a part's name or {{'name': …, **options}}, got {part!r}"
-        )
-    return dict(part)
+    return {"name": part} if isinstance(part, str) else dict(part)
 
 
 def check_constructor(cls: type[Any], kind: str) -> None:

@@ -225,6 +225,11 @@ def check_argument(key: str, value: Any, annotation: Any) -> None:
     Plain data is checked as by `check_value`, except that 1e6 is not an integer; other
     objects must be instances of what the annotation names.
     """
+    # A mapping of its fields would pass as a dataclass.
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        if not isinstance(value, annotation):
+            raise _misfit(key, value, annotation)
+        return
     # Build the validator of the annotation.
     try:
         adapter = _adapter(annotation)

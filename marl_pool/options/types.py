@@ -27,6 +27,8 @@ class AtMost:
 
 NamedOptions = Mapping[str, Any]
 """``name`` of an encoder, a head or another part, and its options."""
+Part = str | NamedOptions
+"""A name, or ``{"name": …, **options}``."""
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Size = Annotated[PositiveInt, AtMost(16_384)]

@@ -1,10 +1,10 @@
 """Policies: maps from tokens to actions, and functions that build them."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.options.construction import build, with_name
+from marl_pool.options.construction import build
 from marl_pool.options.plugins import Registry
+from marl_pool.options.types import Part
 from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def make_policy(
     spec: "TokenSpec",
     action_space: "spaces.Space",
     *,
-    pooling: str | Mapping[str, Any] = "ada",
-    encoder: str | Mapping[str, Any] = "transformer",
+    pooling: Part = "ada",
+    encoder: Part = "transformer",
     **options: Any,
 ) -> "TokenPolicy":
     """Build an actor-critic on sets of tokens.
@@ -65,7 +65,7 @@ def make_policy(
     """
     from marl_pool.policies.token_policy import TokenPolicy
 
-    options |= {"encoder": with_name(encoder), "pooling": with_name(pooling)}
+    options |= {"encoder": encoder, "pooling": pooling}
     context = {"spec": spec, "action_space": action_space}
     return build("token", POLICIES, "policy", TokenPolicy, options, context)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from typing_extensions import override
 
+from marl_pool.options.construction import check_constructor
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Tokens, TokenSpec
@@ -137,6 +138,10 @@ class SpecifiedPolicy(Policy):
 
     low: Tensor
     high: Tensor
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_constructor(cls, "policy")
 
     def __init__(
         self, spec: TokenSpec, action_space: spaces.Space | ActionSpec, **options: Any

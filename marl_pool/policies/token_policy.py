@@ -11,8 +11,9 @@ from typing_extensions import override
 
 from marl_pool.kernels.functional import ACTIVATIONS, Activation, mlp
 from marl_pool.networks.set_network import SetNetwork, init_weights, seeded
+from marl_pool.options.construction import with_name
 from marl_pool.options.types import (
-    NamedOptions,
+    Part,
     PositiveFloat,
     Probability,
     Size,
@@ -89,8 +90,8 @@ class TokenPolicy(SequencePolicy):
         >>> policy.scale(decision.action)
 
     Args:
-        encoder: ``{"name": …, **options}``.
-        pooling: ``{"name": …, **options}``.
+        encoder: a name, or ``{"name": …, **options}``.
+        pooling: a name, or ``{"name": …, **options}``.
         action: what the action head computes: "head", a logit for each option from the
             pooled vector alone; "select", for an environment whose actions are a
             `Selection`, a score of each token that can be selected.
@@ -124,8 +125,8 @@ class TokenPolicy(SequencePolicy):
         spec: TokenSpec,
         action_space: spaces.Space | ActionSpec,
         *,
-        encoder: NamedOptions = ENCODER,
-        pooling: NamedOptions = HEAD,
+        encoder: Part = ENCODER,
+        pooling: Part = HEAD,
         action: Literal["head", "select"] = "head",
         type_embedding: SizeOrZero = 4,
         head_hidden: Sequence[Size] = (32, 32),
@@ -139,8 +140,8 @@ class TokenPolicy(SequencePolicy):
         seed: int | None = None,
     ) -> None:
         network_options: dict[str, Any] = {
-            "encoder": dict(encoder),
-            "pooling": dict(pooling),
+            "encoder": with_name(encoder),
+            "pooling": with_name(pooling),
             "type_embedding": type_embedding,
             "input_activation": input_activation,
             "init_std": init_std,

@@ -429,8 +429,6 @@ def test_self_query_requires_a_self_token() -> None:
     without: Any = make("ada", spec=channels).pooling
     with_self: Any = make("ada").pooling
     assert (without.query, with_self.query) == ("mean", "self")
-    with pytest.raises(InputError, match="encoder: expected one, got none"):
-        make(encoder=None)
 
 
 def test_a_class_token_that_meets_no_other_token_is_refused() -> None:

@@ -4,12 +4,19 @@ import inspect
 from functools import partial
 
 import pytest
+from gymnasium import spaces
 
+from helpers.samples import SPEC
 from marl_pool import load_policy
 from marl_pool.config import describe
 from marl_pool.encoders import ENCODERS, TransformerEncoder
 from marl_pool.encoders.base import Encoder
+from marl_pool.networks.set_network import SetNetwork
 from marl_pool.options.names import resolve
+from marl_pool.options.signatures import options_of
+from marl_pool.policies import POLICIES
+from marl_pool.policies.base import SpecifiedPolicy
+from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling import (
     POOLING,
     AdaPooling,
@@ -34,6 +41,30 @@ def test_every_constructor_names_key_expected_and_got(where):
         CLASSES[where](dim="8")
 
 
+NETWORKS = {
+    "set_network": (SetNetwork, {"encoder": "transformer", "pooling": "avg"}),
+    **{
+        f"policy {name}": (
+            resolve(name, POLICIES, "", SpecifiedPolicy),
+            {"action_space": spaces.Discrete(3)},
+        )
+        for name in POLICIES.built_in
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "key"),
+    [(where, key) for where, (cls, _) in NETWORKS.items() for key in options_of(cls)],
+)
+def test_every_argument_of_a_network_is_checked(where, key):
+    cls, arguments = NETWORKS[where]
+    cls(**{"spec": SPEC, **arguments})
+    with pytest.raises(InputError, match=rf"{where.split()[0]}\.{key}: expected .*got"):
+        cls(**{"spec": SPEC, **arguments, key: object()})
+
+
+policy = partial(TokenPolicy, SPEC, spaces.Discrete(3))
 DIVISOR = "num_heads: expected a divisor of dim ="
 RESIDUAL = "pooling.residual: expected true or false or null"
 
@@ -46,6 +77,24 @@ RESIDUAL = "pooling.residual: expected true or false or null"
         (partial(AdaPooling, 8, residual="x"), f"{RESIDUAL}, got 'x'"),
         (partial(AdaPooling, 8, num_heads=3), f"pooling.{DIVISOR} 8, got 3"),
         (partial(TransformerEncoder, dim=63), f"encoder.{DIVISOR} 63, got 8"),
+        (
+            partial(policy, trunk="seperate"),
+            "policy.trunk: expected shared or separate, got 'seperate'. "
+            "Did you mean 'separate'?",
+        ),
+        (
+            partial(policy, token_dropout=1.5),
+            "policy.token_dropout: expected a number in [0, 1), got 1.5",
+        ),
+        (
+            partial(policy, log_std_range=(-1, 0, 1)),
+            "policy.log_std_range: expected a list of 2 (a number, a number), "
+            "got (-1, 0, 1)",
+        ),
+        (
+            partial(SetNetwork, SPEC, encoder="lstm", pooling="avg", type_embedding=-3),
+            "set_network.type_embedding: expected an integer >= 0 or add, got -3",
+        ),
         (partial(load_policy, 3), "path: expected text or Path, got 3"),
     ],
 )

@@ -411,8 +411,8 @@ def test_a_policy_without_memory_has_an_empty_state() -> None:
         ({"input_activation": "tanh"}, "input_activation: expected gelu, relu or null"),
         ({"pooling": "meen"}, "unknown pooling 'meen'"),
         ({"encoder": "transformers"}, r"unknown encoder.*mean 'transformer'\?"),
-        ({"pooling": 3}, "expected a part's name or .*, got 3"),
-        ({"encoder": None}, "expected a part's name or .*, got None"),
+        ({"pooling": 3}, "policy.pooling: expected text or a mapping, got 3"),
+        ({"encoder": None}, "policy.encoder: expected text or a mapping, got null"),
         ({"pooling": {"name": "ada", "heads": 2}}, "option of pooling 'ada': 'heads'"),
     ],
 )
