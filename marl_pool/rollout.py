@@ -174,7 +174,7 @@ class Rollout:
         self.uses_graph = self.sync_free and env.device.type == "cuda"
         self._graphs: dict[int, StepGraph | None] = {}
         self._places: tuple[int, ...] = ()
-        self._capture_by: Capture = capture_on(env.device)
+        self._capture_by: Capture = partial(capture_on, env.device)
         with env_call(env, "a reset"):
             env.reset()
         validate_state_names(env)

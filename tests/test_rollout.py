@@ -1,6 +1,8 @@
 """Rollout against a plain loop: one environment, one step at a time."""
 
+import copy
 import itertools
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -744,6 +746,24 @@ def test_a_loaded_state_continues_exactly(policies: Any, kind: str) -> None:
             assert torch.equal(actual.lengths, reference.lengths)
             for name, returns in reference.returns.items():
                 assert torch.equal(actual.returns[name], returns)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda rollout: pickle.loads(pickle.dumps(rollout))],
+    ids=["copy", "pickle"],
+)
+@pytest.mark.parametrize("kind", ["none", "inject"])
+def test_a_copy_continues_exactly(copied: Callable[[Any], Any], kind: str) -> None:
+    original = rollout(perturbation=PERTURBATIONS[kind](), explore=True)
+    original.steps(6)
+    twin = copied(original)
+    expected = original.steps(STEPS)
+    for policy in original.policies.values():
+        for parameter in policy.parameters():
+            parameter.data.zero_()
+    for name, part in twin.steps(STEPS).items():
+        assert_same(part, expected[name], exactly=True)
 
 
 def test_a_state_holds_finished_episodes() -> None:

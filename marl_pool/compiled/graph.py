@@ -17,30 +17,26 @@ Capture = Callable[[Callable[[], None]], Replay]
 """Capture what a function does with tensors; the result repeats it."""
 
 
-def capture_on(device: torch.device) -> Capture:
-    """Return a `Capture` on a GPU, which runs the function twice first, to fill caches.
+def capture_on(device: torch.device, function: Callable[[], None]) -> Replay:
+    """Capture a function on a GPU, after running it twice to fill caches.
 
-    Capturing raises a RuntimeError if the function waits for the device, which a graph
-    cannot.
+    Raises:
+        RuntimeError: the function waits for the device, which a graph cannot.
     """
-
-    def capture(function: Callable[[], None]) -> Replay:
-        # A graph records the stream of the current device.
-        with torch.cuda.device(device):
+    # A graph records the stream of the current device.
+    with torch.cuda.device(device):
+        function()
+        with _errors_at_waits():
             function()
-            with _errors_at_waits():
-                function()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                function()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            function()
 
-        def replay() -> None:
-            with torch.cuda.device(device):
-                graph.replay()
+    def replay() -> None:
+        with torch.cuda.device(device):
+            graph.replay()
 
-        return replay
-
-    return capture
+    return replay
 
 
 @contextmanager
@@ -64,7 +60,7 @@ class StepGraph:
     rollout's state in fixed tensors, to the next state in the same tensors.
 
     Args:
-        capture: such as from `capture_on`.
+        capture: such as `capture_on` for a device.
         load: sets the state of the rollout, a pytree.
         play: takes the steps; returns what it recorded, a pytree, and the next state.
         state: a state of the rollout.

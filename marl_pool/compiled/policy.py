@@ -1,7 +1,7 @@
 """Policies computed by the compiled kernel, from the tokens to logits and values."""
 
 from copy import copy
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -45,8 +45,13 @@ class CompiledTokenPolicy(SharedModule, TokenPolicy):
         they change.
         """
         policy = copy(self)
-        policy._is_fixed, policy._weights = True, None
+        policy._is_fixed = True
         return policy
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has its weights at other addresses.
+        return vars(self) | {"_weights": None}
 
     @override
     def to_save(self) -> SpecifiedPolicy:

@@ -193,7 +193,7 @@ def test_a_function_is_captured_on_its_own_device_after_two_runs(monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "set_sync_debug_mode", lambda mode: log.append(f"waits {mode}")
     )
-    replay = capture_on(torch.device("cuda:1"))(lambda: log.append("run"))
+    replay = capture_on(torch.device("cuda:1"), lambda: log.append("run"))
     replay()
     captured = ["run", "waits error", "run", "waits 0", "enter graph", "run"]
     assert log == [
