@@ -14,17 +14,20 @@ from marl_pool.encoders.base import Encoder, IdentityEncoder
 from marl_pool.kernels.functional import Activation, is_transformed
 from marl_pool.networks.embedding import TokenEmbedding, TypeEmbedding, clear_padding
 from marl_pool.options.construction import build, check_constructor, with_name
+from marl_pool.options.names import plug_ins_in
+from marl_pool.options.signatures import check_argument
 from marl_pool.options.types import (
     NamedOptions,
     Part,
     PositiveFloat,
+    PositiveInt,
     Probability,
     SizeOrZero,
 )
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.attention import ClsPooling
 from marl_pool.pooling.base import Memory, MemoryPooling, Pooling, validate_constructed
-from marl_pool.tokens import Tokens, TokenSpec, drop_tokens
+from marl_pool.tokens import Tokens, TokenSpec, drop_tokens, form_of
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, described
 from marl_pool.utils.randomness import seed_torch
@@ -162,11 +165,13 @@ class SetNetwork(nn.Module):
                 {"dropout": dropout, "attention_dropout": attention_dropout},
             )
             # A plug-in may lack the attribute that the embedding needs.
+            where = f"encoder {encoder['name']!r}"
             if not hasattr(self.encoder, "dim"):
                 raise InputError(
-                    f"encoder {encoder['name']!r}: expected an attribute dim, the "
-                    "width of its vectors or None for the width of the tokens, got none"
+                    f"{where}: expected an attribute dim, the width of its vectors or "
+                    "None for the width of the tokens, got none"
                 )
+            check_argument(f"{where}: dim", self.encoder.dim, PositiveInt | None)
             init_weights(self.encoder, init_std)
         with seeded(seed, "embedding"):
             self.embedding = embedding(
@@ -190,23 +195,39 @@ class SetNetwork(nn.Module):
                 "would not depend on the tokens"
             )
         self.dim_out = self.pooling.dim_out
-        for kind, part in (("encoder", encoder), ("pooling", pooling)):
-            if ":" in part["name"]:
-                self._try(f"{kind} {part['name']!r}")
+        if plug_ins_in([encoder, pooling]):
+            self._try(where, f"pooling {pooling['name']!r}")
 
-    def _try(self, where: str) -> None:
-        """Raise InputError if pooling zeros fails or changes the form of the state."""
+    def _try(self, encoder: str, pooling: str) -> None:
+        """Raise InputError if pooling zeros fails or changes the form of the state.
+
+        Args:
+            encoder: name of the encoder, for messages.
+            pooling: name of the head.
+        """
         before = {name: part.clone() for name, part in self.state_dict().items()}
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            where = pooling
             try:
-                pooled = SetNetwork.forward(self, self.spec.zeros(2))
-                self._try_weights(where)
+                x, padding, types = self._embed(self.spec.zeros(2))
+                where = encoder
+                encoded = self.encoder(x, padding)
+                if form_of(encoded) != form_of(x):
+                    raise InputError(
+                        f"{where}: expected a result of {form_of(x)}, got "
+                        f"{form_of(encoded)}"
+                    )
+                where = pooling
+                pooled = self.pooling(encoded, padding, types)
+                weights = self.pooling.weights(encoded, padding, types)
             except InputError:
                 raise
             except Exception as error:  # a plug-in may raise any exception
                 raise InputError(
-                    f"{where}: expected to pool 2 sets of zeros, got {described(error)}"
+                    f"{where}: expected a result for 2 sets of zeros, got "
+                    f"{described(error)}"
                 ) from error
+            _validate_weights(where, weights, *x.shape[:2])
             if pooled.dtype != torch.get_default_dtype():
                 raise InputError(
                     f"{where}: expected a result of {torch.get_default_dtype()}, got "
@@ -220,28 +241,13 @@ class SetNetwork(nn.Module):
                 if before[name].shape != after[name].shape
             }
             if changed:
+                where = encoder if min(changed).startswith("encoder.") else pooling
                 raise InputError(
                     f"{where}: expected a state of the same tensors and shapes before "
                     f"and after a forward pass, got another {min(changed)!r}"
                 )
             for name, part in before.items():
                 after[name].copy_(part)
-
-    def _try_weights(self, where: str) -> None:
-        """Raise InputError if the head's weights for zeros have another shape."""
-        inputs = self.encode(self.spec.zeros(2))
-        weights: object = self.pooling.weights(*inputs)
-        if weights is None:
-            return
-        batch, count = inputs[0].shape[:2]
-        shape = weights.shape if isinstance(weights, Tensor) else ()
-        if len(shape) != 3 or shape[0] != batch or shape[2] != count:
-            is_tensor = isinstance(weights, Tensor)
-            actual = tuple(shape) if is_tensor else type(weights).__name__
-            raise InputError(
-                f"{where}: weights: expected (B, heads, N), here ({batch}, heads, "
-                f"{count}), got {actual}"
-            )
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Summarize tokens of batch ``(B,)`` in ``(B, dim_out)``."""
@@ -260,13 +266,17 @@ class SetNetwork(nn.Module):
 
     def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the input of the pooling head: vectors, padding and types."""
+        x, padding, types = self._embed(tokens)
+        return self.encoder(x, padding), padding, types
+
+    def _embed(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return the input of the encoder, and the types."""
         tokens.validate_shapes()
         padding = present_padding(tokens)
         cleared = tokens if padding is None else clear_padding(tokens)
         x = self.embedding(cleared)
         # The head's extra tokens pass through the encoder with the set.
-        x, padding, types = self.pooling.prepend(x, padding, cleared.types)
-        return self.encoder(x, padding), padding, types
+        return self.pooling.prepend(x, padding, cleared.types)
 
     def weights(self, tokens: Tokens) -> Tensor | None:
         """Return the head's attention weights, ``(B, heads, N)``, or None."""
@@ -324,6 +334,18 @@ class SetNetwork(nn.Module):
 
 
 check_constructor(SetNetwork, "set_network")
+
+
+def _validate_weights(where: str, weights: object, batch: int, count: int) -> None:
+    """Raise InputError unless a head's weights, if any, are ``(B, heads, N)``."""
+    if weights is None:
+        return
+    shape = weights.shape if isinstance(weights, Tensor) else ()
+    if len(shape) != 3 or shape[0] != batch or shape[2] != count:
+        raise InputError(
+            f"{where}: weights: expected (B, heads, N), here ({batch}, heads, "
+            f"{count}), got {form_of(weights)}"
+        )
 
 
 def present_padding(tokens: Tokens) -> Tensor | None:

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from marl_pool.options.construction import build
 from marl_pool.options.types import Extent, NamedOptions, Probability
-from marl_pool.pooling.base import Inputs, MemoryPooling, Pooling
+from marl_pool.pooling.base import Inputs, MemoryPooling, Pooling, validate_constructed
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
 
@@ -73,6 +73,7 @@ class MultiPooling(Pooling):
             )
         name = options.pop("name")
         head: Pooling = build(name, POOLING, "pooling", Pooling, options, context)
+        validate_constructed(head, f"pooling {name!r}")
         if isinstance(head, MemoryPooling):
             raise InputError(
                 "pooling.heads: expected heads without a memory, got "

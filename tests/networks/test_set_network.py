@@ -488,6 +488,7 @@ class Faulty(SumPooling):
     def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
         pooled = x.sum(1)
         faulty = {"pair": (pooled, x), "None": None, "batch": pooled[:1]}
+        faulty["dimension"] = pooled[:, None]
         return faulty.get(self.fault, pooled)
 
 
@@ -499,16 +500,51 @@ class Faulty(SumPooling):
     ],
 )
 def test_a_head_whose_constructor_is_wrong_is_named(head: str, message: str) -> None:
+    name = f"{__name__}:{head}"
     with pytest.raises(InputError, match=message):
-        make(f"{__name__}:{head}")
+        make(name)
     with pytest.raises(InputError, match=message):
-        make_pooling(f"{__name__}:{head}", dim=8)
+        make_pooling(name, dim=8)
+    with pytest.raises(InputError, match=message):
+        make_pooling("multi", dim=8, heads=[{"name": "avg"}, {"name": name}])
 
 
-def test_an_encoder_whose_constructor_is_wrong_is_named() -> None:
-    message = r"NoSuperEncoder': expected a constructor that calls super\(\)"
-    with pytest.raises(InputError, match=message):
-        make("avg", encoder={"name": f"{__name__}:NoSuperEncoder"})
+class Misshapen(Encoder):
+    """An encoder with a wrong result or width.
+
+    Args:
+        dim: the width that it declares.
+        fault: what is wrong.
+    """
+
+    def __init__(self, dim: Any = 8, fault: str = "") -> None:
+        super().__init__()
+        self.dim, self.fault = dim, fault
+
+    def forward(self, x: Any, padding: Any = None) -> Any:
+        faulty = {"wide": x.repeat(1, 1, 2), "short": x[:, 1:], "pair": (x, padding)}
+        return faulty[self.fault]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        ({"name": "NoSuperEncoder"}, r"expected a constructor that calls super\(\)"),
+        ({"name": "Misshapen", "dim": "8"}, "dim: expected an integer .*, got '8'"),
+        (
+            {"name": "Misshapen", "fault": "wide"},
+            r"expected a result of float32 of shape \(2, 5, 8\), got .*\(2, 5, 16\)",
+        ),
+        ({"name": "Misshapen", "fault": "short"}, r"expected .*, got .*\(2, 4, 8\)"),
+        ({"name": "Misshapen", "fault": "pair"}, r"expected .*, got tuple"),
+        ({"name": "Misshapen"}, "expected a result for 2 sets of zeros, got KeyError"),
+    ],
+)
+def test_an_encoder_that_is_wrong_is_named(encoder: Any, message: str) -> None:
+    name = f"{__name__}:{encoder['name']}"
+    for pooling in ("avg", f"{__name__}:Faulty"):
+        with pytest.raises(InputError, match=rf"^encoder '{name}': {message}"):
+            make(pooling, encoder={**encoder, "name": name})
 
 
 @pytest.mark.parametrize(
@@ -517,14 +553,34 @@ def test_an_encoder_whose_constructor_is_wrong_is_named() -> None:
         ("pair", r"^Faulty: expected a result of shape \(B, 8\), got a tuple"),
         ("None", r"^Faulty: expected a result of shape \(B, 8\), got None"),
         ("batch", r"^Faulty: expected a result of shape \(2, 8\), got \(1, 8\)"),
+        ("dimension", r"^Faulty: expected a result .* \(B, 8\), got \(2, 1, 8\)"),
     ],
 )
 def test_a_wrong_result_of_a_head_is_named(fault: str, message: str) -> None:
+    faulty = {"name": f"{__name__}:Faulty", "fault": fault}
     with pytest.raises(InputError, match=message):
         make(f"{__name__}:Faulty", head={"fault": fault})
+    with pytest.raises(InputError, match=message):
+        make("multi", head={"heads": [{"name": "avg"}, faulty]})
     head = make_pooling(f"{__name__}:Faulty", dim=8, fault=fault)
     with pytest.raises(InputError, match=message):
         head(torch.zeros(2, 5, 8))
+
+
+class Typeless(SumPooling):
+    """A head whose `forward` lacks the types."""
+
+    def forward(self, x: Any, padding: Any = None) -> Any:  # type: ignore[override]
+        return x.sum(1)
+
+
+@pytest.mark.parametrize("in_multi", [False, True])
+def test_a_head_that_cannot_be_called_is_named(in_multi: bool) -> None:
+    head = {"name": f"{__name__}:Typeless"}
+    pooling = {"name": "multi", "heads": [head]} if in_multi else head
+    message = r"2 sets of zeros, got TypeError: Typeless.forward\(\) takes"
+    with pytest.raises(InputError, match=message):
+        SetNetwork(SPEC, encoder=ENCODER, pooling=pooling)
 
 
 class Attending(SumPooling):
@@ -545,9 +601,9 @@ class Attending(SumPooling):
 @pytest.mark.parametrize(
     ("shape", "actual"),
     [
-        ((2, NUM_TOKENS), rf"\(2, {NUM_TOKENS}\)"),
-        ((2, 1, NUM_TOKENS - 1), rf"\(2, 1, {NUM_TOKENS - 1}\)"),
-        ((1, 1, NUM_TOKENS), rf"\(1, 1, {NUM_TOKENS}\)"),
+        ((2, NUM_TOKENS), rf"float32 of shape \(2, {NUM_TOKENS}\)"),
+        ((2, 1, NUM_TOKENS - 1), rf"float32 of shape \(2, 1, {NUM_TOKENS - 1}\)"),
+        ((1, 1, NUM_TOKENS), rf"float32 of shape \(1, 1, {NUM_TOKENS}\)"),
         (None, "tuple"),
     ],
 )

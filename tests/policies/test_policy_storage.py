@@ -703,8 +703,14 @@ def test_tied_weights_are_saved_and_tied_again(tmp_path: Path) -> None:
         ("path", "expected names of parameters without /, got 'parts.a/b'"),
         ("late", "same tensors and shapes before .* got another 'pooling.late.bias'"),
         ("growing", "same tensors and shapes before .* got another 'pooling.means'"),
-        ("half", r"pool 2 sets of zeros, got RuntimeError: .*test_policy_sto.*:\d+"),
-        ("failing", "pool 2 sets of zeros, got KeyError: 'no such.*py:\\d+\\)$"),
+        (
+            "half",
+            r"for 2 sets of zeros, got RuntimeError: .*test_policy_sto.*:\d+",
+        ),
+        (
+            "failing",
+            "for 2 sets of zeros, got KeyError: 'no such.*py:\\d+\\)$",
+        ),
         ("rounded", "FaultyHead': expected a result of torch.float32, got torch.fl"),
         ("flat", r"FaultyHead: expected a result of shape \(B, \d+\), got \(2, "),
     ],
@@ -724,7 +730,7 @@ class MemoryHead(AttentionNeuronPooling):
     ("head", "message"),
     [
         (CountingHead, "expected a state of tensors, got '_extra_state', dict"),
-        (MemoryHead, "pool 2 sets of zeros, got KeyError: 'no memory"),
+        (MemoryHead, "for 2 sets of zeros, got KeyError: 'no memory"),
     ],
 )
 def test_heads_with_another_state_or_a_faulty_memory_are_refused(head, message) -> None:
