@@ -27,6 +27,7 @@ from marl_pool.options.types import (
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.attention import ClsPooling
 from marl_pool.pooling.base import Memory, MemoryPooling, Pooling, validate_constructed
+from marl_pool.pooling.multi import MultiPooling
 from marl_pool.tokens import Tokens, TokenSpec, drop_tokens, form_of
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, described
@@ -188,7 +189,9 @@ class SetNetwork(nn.Module):
             }
             self.pooling = build_part("pooling", pooling, POOLING, Pooling, context)
             init_weights(self.pooling, init_std)
-        if type(self.encoder) is IdentityEncoder and type(self.pooling) is ClsPooling:
+        heads = {type(x) for x in self.pooling.modules() if isinstance(x, Pooling)}
+        reads_own = heads <= {ClsPooling, MultiPooling}
+        if reads_own and type(self.encoder) is IdentityEncoder:
             raise InputError(
                 f"pooling {pooling['name']!r}: expected an encoder in which its "
                 f"learned token meets the others, got {encoder['name']!r}: the result "

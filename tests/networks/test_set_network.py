@@ -434,6 +434,9 @@ def test_self_query_requires_a_self_token() -> None:
 def test_a_class_token_that_meets_no_other_token_is_refused() -> None:
     with pytest.raises(InputError, match="pooling 'cls': expected an encoder in which"):
         make("cls", encoder={"name": "identity", "dim": 8})
+    heads = [{"name": "cls"}, {"name": "multi", "heads": [{"name": "cls"}]}]
+    with pytest.raises(InputError, match="pooling 'multi': expected an encoder in"):
+        make("multi", encoder={"name": "identity", "dim": 8}, head={"heads": heads})
     # Beside another head, the pooled vector depends on the tokens.
     make("multi", encoder={"name": "identity", "dim": 8}, head=TWO)
 
