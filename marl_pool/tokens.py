@@ -83,6 +83,9 @@ class Tokens(NamedTuple):
 
     def validate_shapes(self) -> None:
         """Raise InputError unless features, types and a bool padding match in shape."""
+        for part in self[:3]:
+            if not isinstance(part, Tensor):
+                raise InputError(f"tokens: expected torch tensors, got {form_of(part)}")
         shape = self.features.shape[:-1]
         for name, part in (("types", self.types), ("padding", self.padding)):
             if part.shape != shape:

@@ -69,6 +69,9 @@ def test_policies_refuse_parts_of_another_shape(name, method, grad) -> None:
         for part, value in MISFITS.values():
             with pytest.raises(InputError, match=f"tokens: expected {part} of "):
                 call(tokens()._replace(**{part: value}))
+        for part, tensor in tokens().columns.items():
+            with pytest.raises(InputError, match="expected torch tensors, got ndarray"):
+                call(tokens()._replace(**{part: tensor.numpy()}))
 
 
 ALLOWED = torch.zeros(*BATCH, 3, dtype=torch.bool)
