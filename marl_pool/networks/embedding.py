@@ -55,6 +55,7 @@ class TokenEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.num_features = width = spec.num_features
+        self.scales = spec.dtype == "uint8"
         self.adds = type_embedding == "add"
         type_dim = (dim or width) if type_embedding == "add" else type_embedding
         self.types = nn.Embedding(spec.num_types, type_dim) if type_dim else None
@@ -73,7 +74,10 @@ class TokenEmbedding(nn.Module):
         self.register_buffer("one", torch.ones(()), persistent=False)
 
     def read(self, tokens: Tokens) -> Tensor:
-        """Return the features in the network's dtype, bytes scaled to [0, 1]."""
+        """Return the features in the network's dtype, bytes scaled to [0, 1].
+
+        Bytes are scaled if they are the spec's dtype; otherwise they are numbers.
+        """
         shape = tuple(tokens.features.shape)
         if len(shape) != 3 or shape[-1] != self.num_features:
             raise InputError(
@@ -81,7 +85,7 @@ class TokenEmbedding(nn.Module):
                 f"got {shape}"
             )
         features = tokens.features.to(self.one.dtype)
-        if tokens.features.dtype == torch.uint8:
+        if self.scales and tokens.features.dtype == torch.uint8:
             features = features.div_(255)  # in place, since .to() made a copy
         return features
 

@@ -166,10 +166,11 @@ class Agent(SequencePolicy):
     ) -> Tensor:
         """Convert features ``(*B, N, F)`` to floats: bytes to [0, 1], 0 under padding.
 
+        Bytes are scaled if they are the spec's dtype; otherwise they are numbers.
         ``dtype`` is the result's, or None for the agent's.
         """
         numbers = features.to(dtype or self.low.dtype)
-        if features.dtype == torch.uint8:
+        if self.spec.dtype == "uint8" and features.dtype == torch.uint8:
             numbers = numbers / 255
         if padding is not None:
             numbers = numbers.masked_fill(padding[..., None], 0.0)

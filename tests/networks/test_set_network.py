@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from helpers.samples import NUM_TOKENS, SPEC, random_tokens, shared
+from marl_pool import compile
 from marl_pool.encoders import encoder_names
 from marl_pool.encoders.base import Encoder
 from marl_pool.networks.set_network import (
@@ -18,7 +19,9 @@ from marl_pool.networks.set_network import (
     init_weights,
     seeded,
 )
-from marl_pool.policies import make_policy
+from marl_pool.options.names import resolve
+from marl_pool.policies import POLICIES, make_policy
+from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.base import Pooling
@@ -300,6 +303,24 @@ def test_bytes_are_scaled_to_the_unit_interval(type_embedding: int) -> None:
     torch.testing.assert_close(
         network(tokens._replace(features=pixels)), network(scaled)
     )
+
+
+@pytest.mark.parametrize("name", POLICIES.built_in)
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_bytes_are_scaled_where_the_spec_has_bytes(name: str, dtype: Any) -> None:
+    spec = TokenSpec(5, 3, SPEC.type_names, dtype=dtype)
+    options = {"encoder": ENCODER} if name == "token" else {}
+    cls = resolve(name, POLICIES, "", SpecifiedPolicy)
+    policy = compile(cls(spec, spaces.Discrete(3), seed=0, **options).eval())
+    tokens = random_tokens()
+    pixels = (tokens.features * 60 + 128).clamp(0, 255).to(torch.uint8)
+    numbers = pixels.float() / (255 if dtype == "uint8" else 1)
+    tokens = tokens.map(lambda part: part[:, None])
+    with torch.no_grad():
+        torch.testing.assert_close(
+            policy.act(tokens._replace(features=pixels[:, None])).logits,
+            policy.act(tokens._replace(features=numbers[:, None])).logits,
+        )
 
 
 # Padding and order
