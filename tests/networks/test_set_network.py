@@ -181,7 +181,7 @@ def test_weights_have_the_standard_deviation_asked_for(name: str, std: float) ->
     encoder = {"name": "transformer", "dim": 64, "num_heads": 4, "dim_ff": 64}
     wide = TokenSpec(16, 64, tuple(map(str, range(64))))
     network = make(name, spec=wide, encoder=encoder, init_std=std, type_embedding=64)
-    for key, value in network.state_dict().items():
+    for key, value in network.named_parameters():
         if network.pooling.keeps_initial_weights and "pooling" in key:
             continue
         if ".log_" in key:  # an option sets it
