@@ -17,7 +17,7 @@ def test_signal_is_of_known_types() -> None:
     listed: Any = ["self"]
     spec = TokenSpec(3, 2, ("self", "wall"), signal_types=listed)
     assert spec.signal_types == ("self",)
-    with pytest.raises(InputError, match="signal_types: expected some of self, wall"):
+    with pytest.raises(InputError, match="types: expected some of 'self', 'wall'"):
         TokenSpec(3, 2, ("self", "wall"), signal_types=("door",))
 
 
