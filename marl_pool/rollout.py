@@ -590,7 +590,7 @@ class Rollout:
         noise = self.noise[name] if policy.noise_size else None
         try:
             return policy.act(tokens, self.states[name], noise, self.explore)
-        except IndexError:
+        except (IndexError, InputError):
             self._validate_types(name, tokens, self._lengths)
             raise
 

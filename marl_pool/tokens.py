@@ -135,6 +135,16 @@ def form_of(value: object) -> str:
     return "None" if value is None else type(value).__name__
 
 
+def unknown_type(types: Tensor, padding: Mask, num_types: int) -> InputError:
+    """Build the error for tokens of which some have a type outside of ``[0, K)``."""
+    wrong = (types < 0) | (types >= num_types)
+    if padding is not None:
+        wrong &= ~padding
+    return InputError(
+        f"tokens: expected types from 0 to {num_types - 1}, got {types[wrong][0]}"
+    )
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return a dtype's name, such as ``float32``."""
     return str(dtype).removeprefix("torch.")

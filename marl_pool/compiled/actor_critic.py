@@ -128,7 +128,7 @@ def run_actor_critic(policy: ActorCritic) -> tuple[Tensor, Tensor]:
         policy: policy and observations.
 
     Raises:
-        IndexError: a type is out of range.
+        InputError: a type is out of range.
         MemoryError: there is no memory for the call.
     """
     rows = policy.network.values.shape[0]

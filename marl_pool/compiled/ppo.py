@@ -252,7 +252,8 @@ def ppo_gradient(
         value_scale: ``(B,)``, factors of the values in the loss; None for 1.
 
     Raises:
-        IndexError: an action is not among the choices, or a type is out of range.
+        IndexError: an action is not among the choices.
+        InputError: a type is out of range.
         MemoryError: there is no memory for the call.
     """
     require(recorded.fits(policy.network.values), "columns of the values' dtype")

@@ -1,6 +1,6 @@
 """Embedding of tokens: from features and types to vectors."""
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from marl_pool.kernels.functional import ACTIVATIONS, Activation
 from marl_pool.options.names import unknown
 from marl_pool.options.types import SizeOrZero
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import Tokens, TokenSpec, unknown_type
 from marl_pool.utils.errors import InputError
 
 TypeEmbedding = SizeOrZero | Literal["add"]
@@ -43,7 +43,8 @@ class TokenEmbedding(nn.Module):
         dim_out: D, or the width of features and type embedding without a projection.
 
     Raises:
-        InputError: an unknown activation; from `forward`, features of another shape.
+        InputError: an unknown activation; from `forward`, features of another shape,
+            or on a CPU a type that the spec lacks.
     """
 
     def __init__(
@@ -91,6 +92,13 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Embed tokens of batch ``(B,)`` as ``(B, N, D)``."""
+        try:
+            return self._embed(tokens)
+        except IndexError as error:
+            table = cast(nn.Embedding, self.types).weight
+            raise unknown_type(tokens.types, tokens.padding, len(table)) from error
+
+    def _embed(self, tokens: Tokens) -> Tensor:
         features = self.read(tokens)
         if self.adds:
             assert self.types is not None

@@ -15,7 +15,8 @@ from typing_extensions import override
 from marl_pool.options.construction import check_constructor
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.pooling.base import Memory
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import Tokens, TokenSpec, form_of
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Stream
 
 State = Any
@@ -104,8 +105,12 @@ class Policy(nn.Module, ABC):
     def noise(self, tokens: Tokens, generator: Stream | None) -> Tensor:
         """Sample ``(*B, noise_size)`` uniform numbers in (0, 1)."""
         shape = (*tokens.batch_shape, self.noise_size)
-        if generator is not None:
+        if isinstance(generator, Stream):
             return generator.next().view(shape)
+        if generator is not None:
+            raise InputError(
+                f"generator: expected a Stream or None, got {form_of(generator)}"
+            )
         # At 0 and 1 the inverse of a distribution function may be infinite.
         eps = torch.finfo(torch.float32).eps
         return torch.rand(shape, device=tokens.types.device).clamp(eps, 1 - eps)

@@ -29,6 +29,7 @@ from marl_pool.compiled import CompiledSetNetwork, compile
 from marl_pool.compiled.choice import use_kernels
 from marl_pool.compiled.native import call
 from marl_pool.networks.set_network import SetNetwork
+from marl_pool.options.types import Kernels
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.devices import torch_threads
@@ -364,11 +365,15 @@ def test_tokens_that_change_before_the_gradient_are_rejected(name: str) -> None:
         loss.backward()
 
 
-def test_unknown_types_are_rejected_as_by_torch() -> None:
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("unknown", [-1, 3])
+def test_unknown_types_are_rejected(kernels: Kernels, unknown: int) -> None:
     network = make_network()
-    tokens = make_tokens(network, 4)
-    tokens.types[2, 1] = 3
-    with pytest.raises(IndexError, match="types"):
+    tokens = make_tokens(network, 4, padded=True)
+    tokens.types[tokens.padding] = 99
+    tokens.types[2, 1], tokens.padding[2, 1] = unknown, False
+    message = f"tokens: expected types from 0 to 2, got {unknown}$"
+    with use_kernels(kernels), pytest.raises(InputError, match=message):
         network(tokens)
 
 
@@ -521,7 +526,7 @@ def outcome(network: SetNetwork, tokens: Tokens) -> list[Tensor] | str:
     """Return results and gradients, or torch's error."""
     try:
         return results(network, tokens, "auto")
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, InputError) as error:
         return str(error)
 
 

@@ -241,7 +241,7 @@ def test_an_action_beyond_the_choices_is_refused(action: int) -> None:
 def test_a_type_beyond_the_table_is_refused() -> None:
     policy, tokens, _ = sampled()
     tokens.types[4, 2] = 3
-    with pytest.raises(IndexError, match="types: expected 0 to 2"):
+    with pytest.raises(InputError, match="types from 0 to 2, got 3"):
         in_one_call(policy, tokens, make_rows(BOX, tokens))
 
 

@@ -276,6 +276,13 @@ def test_without_a_stream_the_global_generator_explores(space: spaces.Space) -> 
     assert not torch.equal(sampled[0], sampled[2])
 
 
+@pytest.mark.parametrize("build", [make, RandomPolicy])
+def test_a_generator_of_torch_is_no_stream(build: Any) -> None:
+    message = "generator: expected a Stream or None, got Generator"
+    with pytest.raises(InputError, match=message):
+        build(BOX).act(random_tokens(), generator=torch.Generator(), explore=True)
+
+
 def test_the_log_std_is_clamped_and_the_mean_is_not() -> None:
     raw = [7.0, -7.0, 0.0, 9.0, -9.0, 0.3]
     for options, bounds in (({}, (-1, 1)), ({"log_std_range": (-2.0, 0.1)}, (-2, 0.1))):

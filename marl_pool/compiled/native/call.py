@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from marl_pool.tokens import unknown_type
 from marl_pool.utils.devices import torch_threads
 
 CPU = torch.device("cpu")
@@ -247,7 +248,7 @@ def run(inputs: NetworkInputs) -> Tensor:
         ``(B, D)``, or ``(B, extra + N, D)`` without a pooling head.
 
     Raises:
-        IndexError: a type is out of range.
+        InputError: a type is out of range.
         MemoryError: there is no memory for the call.
     """
     out = new_result(inputs)
@@ -369,7 +370,9 @@ class KernelCall:
         status = entry(name, self.dtype)(*self.arguments, *arguments, num_threads())
         validate(status)
         if status == _UNKNOWN_TYPE:
-            raise IndexError(f"types: expected 0 to {self.sizes.types - 1}")
+            _, types, padding = self.tensors
+            assert types is not None
+            raise unknown_type(types, padding, self.sizes.types)
         return status
 
 
