@@ -85,7 +85,7 @@ class TokenOptions:
         hints["slices"] = Mapping[str, Any] | None
         for item in fields(self):
             value = getattr(self, item.name)
-            if value != item.default:
+            if value is not item.default:
                 check_argument(item.name, value, hints[item.name])
 
 

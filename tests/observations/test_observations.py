@@ -429,6 +429,7 @@ WRONG_OPTIONS: list[tuple[spaces.Space, dict[str, Any], str]] = [
     (box(3), {"signal_types": ["x"]}, "env.signal_types: expected some of feat.*got x"),
     (box(3), {"signal_types": []}, "env.signal_types: expected some of .*got none"),
     (box(3, 2), {"positions": [2]}, r"env.positions: .*below 2, got \[2\]"),
+    (box(3, 2), {"positions": np.array([0, 1])}, "^positions: expected a list .*array"),
     (box(3, 2), {"positions": [1, 1]}, "env.positions: expected different indices"),
     (box(3), {"presence": 0}, "env.presence: expected null, since .* no matrix"),
     (box(3), {"padding": "zero_rows"}, "env.padding: expected null.*got 'zero_rows'"),
@@ -484,6 +485,9 @@ def test_options_that_do_not_fit_are_refused(space, options, message):
     with pytest.raises(InputError, match=message) as caught:
         make_view(space, TokenOptions(**options), prefix="env.")
     assert "\n" not in str(caught.value)
+    message = "options: expected TokenOptions, got {"
+    with pytest.raises(InputError, match=message):
+        make_view(space, options)
 
 
 def test_names_signal_and_positions_reach_the_spec():
