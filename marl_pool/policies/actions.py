@@ -384,21 +384,27 @@ def most_likely(spec: ActionSpec, logits: Tensor, numbers: Tensor) -> Tensor:
 
 def log_prob(spec: ActionSpec, logits: Tensor, action: Tensor) -> Tensor:
     """Return the log-probability ``(*B,)`` of ``action``."""
+    if spec.integral:
+        return choice_log_prob(spec, logits, action)
+    mean, log_std = spec.numbers(logits)
+    numbers = _after(len(spec.choices), action)
+    squares = ((numbers - mean) * (-log_std).exp()).square()
+    volume = 0.5 * mean.shape[-1] * float(np.log(2 * np.pi))
+    density = -volume - torch.add(log_std, squares, alpha=0.5).sum(-1)
+    return choice_log_prob(spec, logits, action) + density if spec.sizes else density
 
-    def of_choices() -> Tensor:
-        count = len(spec.choices)
-        choices = action if spec.discrete else action[..., :count].long()
-        log_probs = _table(spec, logits).log_softmax(-1)
-        return log_probs.gather(-1, choices[..., None])[..., 0]
 
-    def of_numbers() -> Tensor:
-        mean, log_std = spec.numbers(logits)
-        numbers = _after(len(spec.choices), action)
-        squares = ((numbers - mean) * (-log_std).exp()).square()
-        volume = 0.5 * mean.shape[-1] * float(np.log(2 * np.pi))
-        return -volume - torch.add(log_std, squares, alpha=0.5).sum(-1)
+def choice_log_prob(spec: ActionSpec, logits: Tensor, action: Tensor) -> Tensor:
+    """Return the log-probability ``(*B,)`` of the choices of ``action``.
 
-    return _sum(spec, of_choices, of_numbers)
+    Args:
+        spec: an action space with choices.
+        logits: ``(*B, ≥ num_options)``, options first.
+        action: of the space.
+    """
+    choices = action if spec.discrete else action[..., : len(spec.choices)].long()
+    log_probs = _table(spec, logits).log_softmax(-1).gather(-1, choices[..., None])
+    return log_probs[..., 0] if spec.discrete else log_probs[..., 0].sum(-1)
 
 
 def entropy(spec: ActionSpec, logits: Tensor) -> Tensor:

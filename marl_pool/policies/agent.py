@@ -15,6 +15,7 @@ from marl_pool.kernels.functional import tanh
 from marl_pool.networks.set_network import present_padding
 from marl_pool.policies.actions import (
     ActionSpec,
+    choice_log_prob,
     mask_logits,
     most_likely,
     sample_choices,
@@ -33,7 +34,8 @@ class Agent(SequencePolicy):
     """A policy whose output is the action itself, or one logit for each option.
 
     It has no value head: it is found by an evolution strategy or cloned from a teacher.
-    It acts deterministically; while exploring, choices are sampled from their logits.
+    It acts deterministically; while exploring, choices are sampled from their logits,
+    and `Decision.log_prob` is theirs.
 
     A subclass implements `unroll`. That suffices to act, to evaluate a population in
     one batch (`Population`), and to be cloned from whole sequences. So `unroll` must be
@@ -128,7 +130,8 @@ class Agent(SequencePolicy):
     ) -> Decision:
         """Turn one step's result of `unroll` into a decision; see `Policy.act`."""
         logits = outputs[:, 0].unflatten(0, tokens.batch_shape)
-        actions = self.actions
+        actions, zeros = self.actions, torch.zeros_like(logits[..., 0])
+        log_prob = zeros  # a deterministic action has a probability of 1
         # A Box has no noise: its outputs are the action.
         if not actions.sizes:
             action = logits
@@ -140,11 +143,11 @@ class Agent(SequencePolicy):
             if explore:
                 noise = self.noise(tokens, generator)
                 action = sample_choices(actions, logits, numbers, noise, mask)
+                log_prob = choice_log_prob(actions, logits, action)
             else:
                 action = most_likely(actions, logits, numbers)
         state = self.next_state(action, memory, logits.dtype)
-        zeros = torch.zeros_like(logits[..., 0])
-        return Decision(action, zeros, zeros, logits, state)
+        return Decision(action, log_prob, zeros, logits, state)
 
     def bound(self, outputs: Tensor) -> Tensor:
         """Apply tanh to outputs that are numbers of a Box; logits are unchanged."""

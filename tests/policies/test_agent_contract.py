@@ -134,6 +134,32 @@ def test_a_population_acts_as_its_members(variant, space, padded) -> None:
 
 
 @variants
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3),
+        spaces.MultiDiscrete([2, 4]),
+        spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([2, 4]))),
+        spaces.Box(-1, 1, (2,)),
+    ],
+    ids=["choice", "choices", "both", "box"],
+)
+def test_log_probabilities_are_those_of_sampled_choices(variant, space) -> None:
+    agent = make(variant, space)
+    tokens = observations(variant, 16).at((slice(None), slice(1)))
+    state = agent.initial_state(16, 1, tokens.num_tokens)
+    assert not agent.act(tokens, state).log_prob.any()
+    decision = agent.act(tokens, state, explore=True)
+    sizes, expected = agent.actions.sizes, torch.zeros(16, 1).double()
+    choices = decision.action.view(16, 1, -1)
+    options = decision.logits[..., : sum(sizes)].split(sizes, -1) if sizes else ()
+    for number, logits in enumerate(options):
+        distribution = torch.distributions.Categorical(logits=logits)
+        expected = expected + distribution.log_prob(choices[..., number])
+    torch.testing.assert_close(decision.log_prob, expected)
+
+
+@variants
 def test_a_loaded_agent_acts_as_the_saved_one(variant, tmp_path: Path) -> None:
     agent = make(variant, spaces.Box(-1, 1, (2,))).float()
     save_policy(agent, tmp_path)

@@ -18,7 +18,12 @@ from marl_pool.networks.set_network import (
 )
 from marl_pool.options.construction import build
 from marl_pool.policies import POLICIES
-from marl_pool.policies.actions import ActionSpec, log_prob, mask_logits
+from marl_pool.policies.actions import (
+    ActionSpec,
+    choice_log_prob,
+    log_prob,
+    mask_logits,
+)
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import SequencePolicy
 from marl_pool.pooling.base import Memory
@@ -112,8 +117,8 @@ def losses(
             errors = outputs[..., actions.num_options :] - numbers
             step_losses = errors.square().mean(-1)
             if actions.choices:
-                choices = ActionSpec(choices=actions.choices)
-                step_losses = step_losses - log_prob(choices, outputs, batch.label)
+                log_probs = choice_log_prob(actions, outputs, batch.label)
+                step_losses = step_losses - log_probs
         return step_losses.masked_fill(~batch.valid, 0.0)
     # Cross-entropy with the teacher's choice or its probabilities.
     target = batch.label.flatten()
