@@ -420,7 +420,7 @@ def test_the_live_page_plays_legally_and_tells_perturbed_actions(kind):
 
 CLONING = [
     *("env=pettingzoo", f"env.module={MODULE}", "clone=steps", "policy=feed_forward"),
-    *("total_batches=60", "clone.prev_action_noise=0.3", "clone.lr=1e-2"),
+    *("total_batches=60", "clone.lr=1e-2"),
     f"teacher={__name__}:Scripted",
 ]
 
