@@ -1,6 +1,6 @@
 """Sets of tokens, and their specification."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -229,12 +229,13 @@ class TokenSpec:
     markers: tuple[tuple[str, Extent], ...] = ()
 
     def __post_init__(self) -> None:
+        # JSON has lists for tuples; sets and arrays will do, too.
+        for name in ("type_names", "signal_types", "positions"):
+            values = getattr(self, name)
+            if isinstance(values, Iterable) and not isinstance(values, str):
+                object.__setattr__(self, name, tuple(values))
         for name, option in options_of(TokenSpec).items():
             check_argument(f"TokenSpec.{name}", getattr(self, name), option.annotation)
-        # JSON has lists for tuples.
-        for name in ("type_names", "signal_types", "positions"):
-            if (values := getattr(self, name)) is not None:
-                object.__setattr__(self, name, tuple(values))
         markers = tuple((name, index) for name, index in self.markers)
         object.__setattr__(self, "markers", markers)
         # All sizes are positive, and all names and indices exist.

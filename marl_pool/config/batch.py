@@ -30,13 +30,10 @@ def fit_batch(
     Returns:
         The configuration, and a line about each size that differs from its preset and
         about `unused_dropout`. A configuration with other faults is returned as it is.
-
-    Raises:
-        InputError: the user set a dropout that the encoder lacks.
     """
     if not isinstance(config, TrainConfig):
         return config, []
-    lines = unused_dropout(verb, config, overrides, config_dir)
+    lines = unused_dropout(config)
     ppo = config.ppo
 
     def origin_of(key: str) -> Origin:

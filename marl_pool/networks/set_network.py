@@ -202,7 +202,7 @@ class SetNetwork(nn.Module):
             self._try(where, f"pooling {pooling['name']!r}")
 
     def _try(self, encoder: str, pooling: str) -> None:
-        """Raise InputError if pooling zeros fails or changes the form of the state.
+        """Raise InputError if a part fails on zeros or changes the form of the state.
 
         Args:
             encoder: name of the encoder, for messages.

@@ -21,7 +21,7 @@ from marl_pool.observations.view import (
     TokenView,
     listed,
 )
-from marl_pool.options.signatures import check_argument, show
+from marl_pool.options.signatures import check_instance, show
 from marl_pool.utils.errors import InputError
 
 VectorView = Callable[[spaces.Box | spaces.MultiBinary], TokenView]
@@ -68,7 +68,7 @@ def make_view(
         InputError: a space that cannot become tokens, or options that do not fit it.
     """
     validate_space(space, where)
-    check_argument("options", options, TokenOptions)
+    check_instance("options", options, TokenOptions)
     # Unwrap an action mask, and a Dict or Tuple around one entry.
     observed, mask = split_action_mask(space)
     key = _only_key(observed)

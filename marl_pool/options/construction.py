@@ -8,6 +8,7 @@ from marl_pool.options.names import resolve, unknown
 from marl_pool.options.signatures import (
     ANY_OTHER,
     check_argument,
+    check_instance,
     check_sizes,
     describe,
     options_of,
@@ -103,7 +104,7 @@ def check_constructor(cls: type[Any], kind: str) -> None:
         options = options_of(cls)
         for key, value in {**dict(zip(options, args, strict=False)), **kwargs}.items():
             if key in options:
-                check_argument(f"{kind}.{key}", value, options[key].annotation)
+                check_instance(f"{kind}.{key}", value, options[key].annotation)
         construct(self, *args, **kwargs)
 
     cls.__init__ = checked

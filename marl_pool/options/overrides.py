@@ -134,7 +134,7 @@ def flat_options(
 
 
 def is_among(key: str, names: Collection[str]) -> bool:
-    """Return True if a dotted key, or the section that it begins with, has a name."""
+    """Return True if a dotted key, or the section it begins with, is among names."""
     return key in names or key.partition(".")[0] in names
 
 

@@ -225,10 +225,7 @@ def check_argument(key: str, value: Any, annotation: Any) -> None:
     Plain data is checked as by `check_value`, except that 1e6 is not an integer; other
     objects must be instances of what the annotation names.
     """
-    # A mapping of its fields would pass as a dataclass.
-    if isinstance(annotation, type) and is_dataclass(annotation):
-        if not isinstance(value, annotation):
-            raise _misfit(key, value, annotation)
+    if _is_dataclass(annotation) and isinstance(value, annotation):
         return
     # Build the validator of the annotation.
     try:
@@ -245,6 +242,17 @@ def check_argument(key: str, value: Any, annotation: Any) -> None:
             adapter.validate_json(text, strict=True)
     except ValidationError as error:
         raise _misfit(key, value, annotation) from error
+
+
+def check_instance(key: str, value: Any, annotation: Any) -> None:
+    """Check an argument as `check_argument`, but no mapping stands for a dataclass."""
+    if _is_dataclass(annotation) and not isinstance(value, annotation):
+        raise _misfit(key, value, annotation)
+    check_argument(key, value, annotation)
+
+
+def _is_dataclass(annotation: Any) -> bool:
+    return isinstance(annotation, type) and is_dataclass(annotation)
 
 
 @cache

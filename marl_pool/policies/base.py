@@ -1,6 +1,5 @@
 """Base classes of policies: one contract, recurrent or not."""
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -157,7 +156,8 @@ class SpecifiedPolicy(Policy):
         self.config: dict[str, Any] = {
             "spec": spec.to_json(),
             "action_space": self.actions.to_json(),
-            **copy.deepcopy(options),  # the caller may change nested lists
+            # The caller may change nested lists: copy containers, not their contents.
+            **tree_map(lambda option: option, options),
         }
         for name in ("low", "high"):
             bounds = torch.tensor(getattr(self.actions, name), dtype=torch.float32)

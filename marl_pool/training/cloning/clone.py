@@ -162,7 +162,8 @@ class CloningMethod(TrainingMethod):
             )
         memory = self.student.initial_memory(1, group.tokens.num_tokens)
         self.whole = bool(tree_leaves(memory))
-        _validate_student(settings, self.student, self.whole)
+        if checkpoint is None:  # earlier revisions have trained such students
+            _validate_student(settings, self.student, self.whole)
         # Build the dataset and the learner; rounds fill the dataset later.
         self.augmentation = Augmentation(
             group.tokens, config.perturbation, settings, config.seed

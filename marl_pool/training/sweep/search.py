@@ -107,7 +107,8 @@ class Search:
             if (trial := self._propose_new(scored)) is None:
                 count = len(self.proposals)
                 print_line(
-                    f"{self.sweep.path}: no values are left after {count} trials"
+                    f"{self.sweep.path}: {MOST_SUGGESTIONS} suggestions after {count} "
+                    "trials had no new values"
                 )
                 return
             yield trial
