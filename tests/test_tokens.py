@@ -139,3 +139,11 @@ def test_check_says_expected_and_got() -> None:
     with pytest.raises(InputError) as refused:
         wrong.check(tokens(2), "here")
     assert str(refused.value) == "here: expected (..., 6, 3), got (..., 5, 3)"
+
+
+def test_a_spec_makes_tuples_of_any_container():
+    names = {"self": 0, "other": 1}
+    spec = TokenSpec(5, 3, names.keys(), signal_types={"other"}, positions=np.arange(2))
+    assert spec.type_names == ("self", "other")
+    assert (spec.signal_types, spec.positions) == (("other",), (0, 1))
+    assert TokenSpec(**spec.to_json()) == spec

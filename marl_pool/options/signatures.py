@@ -257,7 +257,9 @@ def _is_dataclass(annotation: Any) -> bool:
 
 @cache
 def _cached_adapter(annotation: Any) -> TypeAdapter[Any]:
-    config = ConfigDict(arbitrary_types_allowed=True)
+    # Pydantic rejects a configuration for a dataclass, which may have its own.
+    any_type = ConfigDict(arbitrary_types_allowed=True)
+    config = None if _is_dataclass(annotation) else any_type
     return TypeAdapter(annotation, config=config)
 
 

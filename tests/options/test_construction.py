@@ -1,6 +1,7 @@
 """Arguments of heads and encoders that are constructed directly."""
 
 import inspect
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -39,6 +40,25 @@ def test_every_constructor_names_key_expected_and_got(where):
     key = f"{where.split()[0]}.dim"
     with pytest.raises(InputError, match=rf"{key}: expected an integer.*, got '8'"):
         CLASSES[where](dim="8")
+
+
+@dataclass
+class Widths:
+    first: int = 1
+
+
+class WithWidths(MaxPooling):
+    def __init__(self, dim: int, *, widths: Widths = Widths()) -> None:  # noqa: B008
+        super().__init__(dim)
+        self.widths = widths
+
+
+def test_a_mapping_may_stand_for_a_dataclass_of_a_users_class():
+    for widths in ({"first": 3}, Widths(3)):
+        head = make_pooling(f"{__name__}:WithWidths", dim=4, widths=widths)
+        assert head.widths == widths
+    with pytest.raises(InputError, match=r"pooling.widths.*first"):
+        make_pooling(f"{__name__}:WithWidths", dim=4, widths={"first": "3"})
 
 
 NETWORKS = {

@@ -205,7 +205,9 @@ def test_a_search_skips_values_that_do_not_fit_each_other(
     assert sorted(sizes) == [(512, 256), (2048, 256), (2048, 1024)]
     assert search.sweep.proposals() == search.proposals
     # No values are left for the other trials.
-    assert "s: no values are left after 3 trials" in capsys.readouterr().err
+    assert (
+        "s: 100 suggestions after 3 trials had no new values" in capsys.readouterr().err
+    )
     # With no valid values left, the search ends.
     plan.space["ppo.batch_size"] = ["choice", 512, 128]
     plan.space["ppo.minibatch_size"] = ["choice", 1024, 2048]
