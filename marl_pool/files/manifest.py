@@ -139,15 +139,11 @@ def validate_intact(folder: Path, only: str | None = None) -> None:
         )
 
 
-def fingerprint(path: Path, size: int | None = None) -> dict[str, Any]:
-    """Return size and checksum of a file, or of its first ``size`` bytes."""
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Return size and checksum of a file."""
     with path.open("rb") as content:
-        if size is None:
-            digest = hashlib.file_digest(content, "sha256")
-            return {"bytes": content.tell(), KEY: digest.hexdigest()}
-        # A log may have grown since.
-        head = content.read(size)
-        return {"bytes": len(head), KEY: hashlib.sha256(head).hexdigest()}
+        digest = hashlib.file_digest(content, "sha256")
+        return {"bytes": content.tell(), KEY: digest.hexdigest()}
 
 
 # Single files

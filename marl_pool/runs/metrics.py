@@ -4,6 +4,8 @@ import csv
 import math
 import os
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from io import StringIO
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, TextIO
@@ -78,12 +80,12 @@ class Metrics:
             "row": {name: _number(str(value)) for name, value in row.items()},
         }
 
-    def cut(self, size: int) -> None:
-        """Truncate the file to ``size`` bytes."""
-        content = self.path.read_bytes()
-        if len(content) > size:
+    def cut(self, logged: Mapping[str, Any]) -> None:
+        """Truncate the file to the ``metrics`` of `fix`, without later columns."""
+        part = self._logged_part(logged)
+        if len(part) != self.path.stat().st_size:
             with new_binary_file(self.path) as out:
-                out.write(content[:size])
+                out.write(part)
 
     def keep(self, iteration: int, columns: list[str] | None) -> str:
         """Keep only the readable rows up to an iteration.
@@ -145,21 +147,36 @@ class Metrics:
         name = self.path.name
         if not self.path.is_file():
             return f"{name} is missing: its rows up to iteration {until} are lost"
-        actual = fingerprint(self.path, logged["bytes"])
-        if actual["bytes"] < logged["bytes"]:
+        part = self._logged_part(logged)
+        if len(part) < logged["bytes"]:
             return f"{name} was cut: rows up to iteration {until} are missing"
-        if actual["sha256"] != logged["sha256"]:
+        if sha256(part).hexdigest() != logged["sha256"]:
             return (
                 f"{name} has changed since iteration {until} was logged: its checksum "
                 "differs"
             )
         return ""
 
+    def _logged_part(self, logged: Mapping[str, Any]) -> bytes:
+        """Return the bytes that `fix` described, or fewer if the file is shorter."""
+        columns, header = logged["columns"], self._header() or []
+        if header[: len(columns)] == columns != header:
+            # `log` rewrote the file when a row added columns.
+            _, lines = self._parsed(errors="replace")
+            out = StringIO()
+            _write_header(out, columns)
+            csv.writer(out, lineterminator="\n").writerows(
+                line[: len(columns)] for line, _ in lines
+            )
+            return out.getvalue().encode()[: logged["bytes"]]
+        with self.path.open("rb") as content:
+            return content.read(logged["bytes"])
+
     def _header(self) -> list[str] | None:
         if not self.path.is_file():
             return None
-        with self.path.open(newline="", encoding="utf-8") as lines:
-            first = lines.readline(LONGEST_HEADER)
+        with self.path.open("rb") as lines:
+            first = lines.readline(LONGEST_HEADER).decode(errors="replace")
         if not first.endswith("\n"):
             return None
         return list(map(uncell, next(csv.reader([first]))))

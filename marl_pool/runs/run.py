@@ -421,7 +421,7 @@ class Run:
         # The rows of an intact file need not be parsed.
         problem = self.metrics.problem(logged, iteration) if logged else ""
         if logged and not problem:
-            self.metrics.cut(logged["bytes"])
+            self.metrics.cut(logged)
             return ""
         # Keep what can be read, and report the rest.
         aside = self.metrics.keep(iteration, logged and logged["columns"])

@@ -191,11 +191,14 @@ def test_a_crash_after_new_columns_loses_no_row(run):
     fill(run, 1)
     run.log({"iteration": 2, "loss": 0.25, "kl": 0.1})
     resumed = Run.open(run.path)
-    resumed.resume_at(1)
+    assert resumed.metrics_problem() == resumed.resume_at(1) == ""
     resumed.log({"iteration": 2, "loss": 0.5, "kl": 0.2})
     resumed.close()
     assert [row["loss"] for row in resumed.rows()] == [0.5, 0.5]
     assert not list(run.path.glob("*.damaged.csv"))
+    altered = run.metrics_path.read_text().replace("1,0.5,\n", "1,0.6,\n")
+    run.metrics_path.write_text(altered)
+    assert "its checksum differs" in Run.open(run.path).metrics_problem()
 
 
 def test_rows_are_on_disk_at_once_and_a_cut_row_is_ignored(run):
