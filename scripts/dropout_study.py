@@ -26,6 +26,7 @@ import yaml
 from markdown_tables import markdown_table
 from study_arguments import new_file, reported
 
+from marl_pool.config.compose import compose
 from marl_pool.evaluation.statistics.intervals import (
     bootstrap,
     interquartile_mean,
@@ -52,16 +53,21 @@ RUN = [*KEYS, "seed"]
 RETURN, ENTROPY = "return_mean", "agent/entropy"
 METRICS = [RETURN, ENTROPY, "agent/first_kl"]
 LABELS = ["mean return", "entropy, nats", "KL before the first step, nats"]
-PAPER = {
-    "ppo.lr_schedule": ("constant", "falling rate"),
-    "ppo.dropout_in_sampler": (False, "sampler too"),
-    "policy.init_std": (0.2, "{key} {value}"),
-    "encoder.attention_scale": ("model", "{key} {value}"),
-    "ppo.batch_size": (8192, "{key} {value}"),
-    "ppo.gamma": (0.99, "{key} {value}"),
-    "ppo.normalize_value_loss": (False, "{key}"),
+RECIPES = {
+    "simple_centroid": ["ppo=paper", "experiment=simple_centroid"],
+    "boxworld": ["ppo=paper_boxworld", "experiment=boxworld"],
 }
-"""Key → value in the recipe, and the name of a run with another one."""
+"""Environment → arguments of the paper's recipe."""
+CHANGES = {
+    "ppo.lr_schedule": "falling rate",
+    "ppo.dropout_in_sampler": "sampler too",
+    "policy.init_std": "{key} {value}",
+    "encoder.attention_scale": "{key} {value}",
+    "ppo.batch_size": "{key} {value}",
+    "ppo.gamma": "{key} {value}",
+    "ppo.normalize_value_loss": "{key}",
+}
+"""Key → name of a run that has another value than the recipe."""
 EVERY = 10
 """Iterations whose metrics are averaged into one row."""
 REFERENCE = "ada"
@@ -88,7 +94,8 @@ def collect(runs: Path) -> pd.DataFrame:
             continue  # unfinished
         blocks = metrics.groupby((metrics["iteration"] - 1) // EVERY)
         frame = blocks[METRICS].mean().assign(env_steps=blocks["env_steps"].max())
-        frame["counts"] = config["env"]["counts"]
+        env = config["env"]
+        frame["counts"] = env.get("counts", env["name"])
         frame["dropout"] = f"{config['ppo']['dropout']:g}{changes(config)}"
         frames.append(
             frame.assign(pooling=config["pooling"]["name"], seed=config["seed"])
@@ -105,9 +112,10 @@ def collect(runs: Path) -> pd.DataFrame:
 
 def changes(config: dict[str, Any]) -> str:
     """Name what a configuration changes in the paper's recipe, after commas."""
-    names = []
-    for path, (value, name) in PAPER.items():
+    recipe, names = compose("train", RECIPES[config["env"]["name"]]), []
+    for path, name in CHANGES.items():
         section, key = path.split(".")
+        value = recipe[section][key]
         actual = config[section].get(key, value)  # older runs lack newer keys
         if actual != value:
             names.append(f", {name.format(key=key, value=actual)}")
@@ -244,7 +252,9 @@ def places(cell: pd.DataFrame, metric: str) -> dict[float, tuple[str, pd.Series]
 
 
 def level_name(counts: str) -> str:
-    """Return the numbers of tokens of a level, as a title."""
+    """Return the numbers of tokens of a level, if it names any, as a title."""
+    if "-" not in counts:
+        return counts
     _, signal, noise = counts.split("-")
     return f"{signal} tokens of signal, {noise} of noise"
 

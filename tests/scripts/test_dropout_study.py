@@ -32,10 +32,19 @@ def finals(levels: dict[str, dict[str, list[float]]]) -> pd.Series:
     return pd.Series(rows.values(), pd.MultiIndex.from_tuples(rows, names=names))
 
 
-def write_run(folder: Path, ppo: dict[str, Any], init_std: float, value: float) -> None:
+CENTROID = {"name": "simple_centroid", "counts": "1-3-28"}
+
+
+def write_run(
+    folder: Path,
+    ppo: dict[str, Any],
+    init_std: float,
+    value: float,
+    env: dict[str, Any] = CENTROID,
+) -> None:
     """Write what `collect` reads: twenty iterations that return ``value``."""
     config = {
-        "env": {"counts": "1-3-28"},
+        "env": dict(env),
         "encoder": {},
         "pooling": {"name": "max"},
         "policy": {"init_std": init_std},
@@ -59,6 +68,13 @@ def test_runs_are_named_by_what_they_change_in_the_recipe(tmp_path):
         "0.1": -2.0,
         "0.1, falling rate, init_std 0.05, gamma 0.9": -0.5,
     }
+
+
+def test_a_run_is_compared_with_the_recipe_of_its_environment(tmp_path):
+    recipe = {"batch_size": 14_400, "gamma": 0.99}
+    write_run(tmp_path / "a", recipe, 0.02, 1.5, {"name": "boxworld"})
+    names = [("boxworld", "0.1", "max", 0)]
+    assert list(final_values(collect(tmp_path)).index) == names
 
 
 def test_two_runs_of_one_kind_are_not_averaged(tmp_path):
