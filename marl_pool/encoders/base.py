@@ -25,11 +25,14 @@ class Encoder(nn.Module, ABC):
         keeps_initial_weights: True if a policy must not re-initialize the weights from
             N(0, init_std²). Several layers without a residual connection need it: a
             small standard deviation would make all vectors nearly equal.
+        mixes_first: True if the first vector's result depends on the others. A class
+            token, which stands first, learns nothing of them otherwise.
     """
 
     dim: int | None
     permutation_equivariant: bool = True
     keeps_initial_weights: bool = False
+    mixes_first: bool = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -56,6 +59,8 @@ class IdentityEncoder(Encoder):
             vectors are the tokens' features, bytes scaled to [0, 1], and the type
             embedding if the policy has one.
     """
+
+    mixes_first = False
 
     def __init__(self, *, dim: Size | None = None) -> None:
         super().__init__()

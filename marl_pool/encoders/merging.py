@@ -227,6 +227,7 @@ class LearnedMergingEncoder(Encoder):
         validate_heads("encoder.policy_heads", policy_heads, dim)
         self.dim, self.num_layers = dim, num_layers
         self.proportion, self.residual = proportion, residual
+        self.mixes_first = attention or proportion > 0
         self.layer = MergingLayer(
             dim,
             num_heads=num_heads,

@@ -224,6 +224,8 @@ class SwarmEncoder(Encoder):
         super().__init__()
         self.dim = dim
         self.permutation_equivariant = population != "causal"
+        # States are pooled between iterations, causally over earlier entities.
+        self.mixes_first = population != "causal" and iterations > 1
         self.layers = nn.ModuleList(
             SwarmLayer(dim, units or dim, dim, iterations, population)
             for _ in range(num_layers)

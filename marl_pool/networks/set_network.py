@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from marl_pool.encoders import ENCODERS
-from marl_pool.encoders.base import Encoder, IdentityEncoder
+from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.functional import Activation, is_transformed
 from marl_pool.networks.embedding import TokenEmbedding, TypeEmbedding, clear_padding
 from marl_pool.options.construction import build, check_constructor, with_name
@@ -189,14 +189,7 @@ class SetNetwork(nn.Module):
             }
             self.pooling = build_part("pooling", pooling, POOLING, Pooling, context)
             init_weights(self.pooling, init_std)
-        heads = {type(x) for x in self.pooling.modules() if isinstance(x, Pooling)}
-        reads_own = heads <= {ClsPooling, MultiPooling}
-        if reads_own and type(self.encoder) is IdentityEncoder:
-            raise InputError(
-                f"pooling {pooling['name']!r}: expected an encoder in which its "
-                f"learned token meets the others, got {encoder['name']!r}: the result "
-                "would not depend on the tokens"
-            )
+        validate_mixing(self.encoder, self.pooling, pooling["name"], encoder["name"])
         self.dim_out = self.pooling.dim_out
         if plug_ins_in([encoder, pooling]):
             self._try(where, f"pooling {pooling['name']!r}")
@@ -348,6 +341,19 @@ def _validate_weights(where: str, weights: object, batch: int, count: int) -> No
         raise InputError(
             f"{where}: weights: expected (B, heads, N), here ({batch}, heads, "
             f"{count}), got {form_of(weights)}"
+        )
+
+
+def validate_mixing(
+    encoder: Encoder, pooling: Pooling, pooling_name: str, encoder_name: str
+) -> None:
+    """Raise InputError if a class token would not meet the tokens of the set."""
+    heads = {type(x) for x in pooling.modules() if isinstance(x, Pooling)}
+    if heads <= {ClsPooling, MultiPooling} and not encoder.mixes_first:
+        raise InputError(
+            f"pooling {pooling_name!r}: expected an encoder in which its learned token "
+            f"meets the others, got {encoder_name!r} with these options: the result "
+            "would not depend on the tokens"
         )
 
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
-from marl_pool.networks.set_network import build_part, seeded
+from marl_pool.networks.set_network import build_part, seeded, validate_mixing
 from marl_pool.options.types import Examples, NamedOptions, Probability, Seed
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
@@ -76,6 +76,9 @@ class PointNetwork(nn.Module):
             }
             with seeded(seed, "pooling"):
                 self.pooling = build_part("pooling", pooling, POOLING, Pooling, context)
+            validate_mixing(
+                self.encoder, self.pooling, pooling["name"], encoder["name"]
+            )
             width = self.pooling.dim_out
         with seeded(seed, "head"):
             self.head = nn.Linear(width, num_outputs)

@@ -57,6 +57,25 @@ def keeps_order(encoder: Encoder, seed: int, order: list[int]) -> bool:
     return torch.allclose(permuted[present], expected[present], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *ENCODER_VARIANTS,
+        ("swarm", {"iterations": 1}),
+        ("swarm", {"population": "causal"}),
+        ("learned_merging", {"attention": False, "proportion": 0.0}),
+    ],
+)
+def test_mixes_first_is_true_exactly_where_the_first_result_needs_the_others(
+    name, options
+):
+    encoder = build(name, **options)
+    x, _, _ = random_set()
+    changed = torch.cat([x[:, :1], x[:, 1:] + 1], 1)
+    is_same = torch.equal(encoder(x)[:, 0], encoder(changed)[:, 0])
+    assert encoder.mixes_first is not is_same
+
+
 @encoders
 def test_permutation_equivariant_is_true_exactly_when_the_property_holds(name, options):
     encoder = build(name, **options)

@@ -24,7 +24,7 @@ from marl_pool.files.tensors import write_tensors
 from marl_pool.networks.set_network import seeded
 from marl_pool.options.construction import build
 from marl_pool.runs.run import Run
-from marl_pool.training.errors import StepError, writing
+from marl_pool.training.errors import StepError, stopped_error, writing
 from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.supervised import TASKS, contract
@@ -315,13 +315,8 @@ class FitMethod(TrainingMethod):
             **learned.means,
             **{VALIDATION + name: value for name, value in measured.means.items()},
         }
-        faults = [
-            f"{name} is {value}"
-            for name, value in metrics.items()
-            if not math.isfinite(value)
-        ]
-        if faults:
-            raise StepError(", ".join(faults))
+        if faults := _not_finite(metrics):
+            raise StepError(faults)
         # Keep the best weights, or return to them.
         learner.end_epoch(measured.means[self.task.metric])
         row = {
@@ -342,6 +337,8 @@ class FitMethod(TrainingMethod):
         learner = self.learner
         learner.network.load_state_dict(learner.best)
         test = learner.measure("test", torch.arange(self.task.num_test))
+        if faults := _not_finite(test.means):
+            raise stopped_error(self.run, self.where(0), f"on the test set {faults}")
         file = _network_file(self.run, self.fold)
         with writing(self.run, self.where(0), "the network"):
             make_folder(file.parent)
@@ -391,7 +388,10 @@ class FitMethod(TrainingMethod):
             if not scores:
                 return {}
             means.add(scores)
-        return means.means()
+        baselines = means.means()
+        if faults := _not_finite(baselines):
+            raise InputError(faults)
+        return baselines
 
     # Checkpoints
 
@@ -408,6 +408,15 @@ class FitMethod(TrainingMethod):
         self.results = [FoldResult(**fold) for fold in state["results"]]
         self._begin(state["fold"])
         self.learner.restore(checkpoint)
+
+
+def _not_finite(metrics: dict[str, float]) -> str:
+    """Name the metrics that are not finite, with their values."""
+    return ", ".join(
+        f"{name} is {value}"
+        for name, value in metrics.items()
+        if not math.isfinite(value)
+    )
 
 
 @contextmanager

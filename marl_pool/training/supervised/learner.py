@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from marl_pool.compiled import compile_parts
 from marl_pool.files.atomic import write_json
 from marl_pool.networks.set_network import seeded
+from marl_pool.observations.view import listed
 from marl_pool.training.optimization import (
     descend,
     load_moments,
@@ -143,7 +144,16 @@ class Means:
         self.examples = 0
 
     def add(self, metrics: dict[str, Tensor]) -> None:
-        """Add a batch's ``(B,)`` values."""
+        """Add a batch's ``(B,)`` values.
+
+        Raises:
+            InputError: the batch lacks a metric of earlier ones, or has a new one.
+        """
+        if self._sums and self._sums.keys() != metrics.keys():
+            raise InputError(
+                f"metrics of a batch: expected {listed([*self._sums])}, as in the "
+                f"batches before it, got {listed([*metrics])}"
+            )
         for name, values in metrics.items():
             total = values.detach().double().sum()
             self._sums[name] = self._sums.get(name, 0.0) + total

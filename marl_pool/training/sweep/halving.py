@@ -10,7 +10,7 @@ continues.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,22 +104,27 @@ def rung_scores(
     return scores
 
 
-def score_of(rows: Iterable[Row], metric: str) -> float | None:
+def score_of(
+    rows: Sequence[Row], metric: str, *, has_ended: bool = False
+) -> float | None:
     """Return the last of `scores_so_far`; None without rows."""
-    *_, score = (None, *scores_so_far(rows, metric))
+    *_, score = (None, *scores_so_far(rows, metric, has_ended=has_ended))
     return score
 
 
-def scores_so_far(rows: Iterable[Row], metric: str) -> Iterator[float | None]:
+def scores_so_far(
+    rows: Sequence[Row], metric: str, *, has_ended: bool = False
+) -> Iterator[float | None]:
     """Yield the best value of a metric up to each row; None before a finite one.
 
     For a fit this is the mean over folds of the best value of each, because folds
-    validate different examples. A fold counts when the next one begins or when it has
-    as many epochs as the first one, which counts at once.
+    validate different examples. A fold counts when the next one begins, when the run
+    ends, or when it has as many epochs as the first one, which counts at once.
 
     Args:
         rows: rows of ``metrics.csv``.
         metric: a column; with a minus in front its values are negated.
+        has_ended: the run is finished, so that its last row ends a fold.
 
     Raises:
         InputError: the rows have no such column.
@@ -127,7 +132,7 @@ def scores_so_far(rows: Iterable[Row], metric: str) -> Iterator[float | None]:
     sign, column = (-1, metric[1:]) if metric.startswith("-") else (1, metric)
     # By fold; runs other than fits have none.
     best, epochs = dict[Any, float](), Counter[Any]()
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         if column not in row:
             raise names.unknown("sweep.metric", column, row)
         value, fold = sign * float(row[column]), row.get("fold")
@@ -135,6 +140,8 @@ def scores_so_far(rows: Iterable[Row], metric: str) -> Iterator[float | None]:
             best[fold] = max(value, best.get(fold, -math.inf))
         epochs[fold] += 1
         is_short = epochs[fold] < next(iter(epochs.values()))
+        # A limit of seconds may end the last fold early.
+        is_short = is_short and not (has_ended and number == len(rows))
         scores = [best[name] for name in best if name != fold or not is_short]
         yield fmean(scores) if scores else None
 

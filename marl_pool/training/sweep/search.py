@@ -23,7 +23,7 @@ from marl_pool.runs.sweep import (
     stopped_early,
 )
 from marl_pool.training.cluster import LOCAL, cluster_address
-from marl_pool.training.jobs import JOBS
+from marl_pool.training.jobs import JOBS, config_of, has_ended
 from marl_pool.training.supervised.fit import make_task
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.halving import score_of
@@ -166,8 +166,10 @@ class Search:
 
     def score(self, trial: PlannedTrial) -> float | None:
         """Return the best score of a trial so far, or None without one."""
-        run = self.sweep.run(trial)
-        return score_of(run.metrics.readable_rows(), self.metric) if run else None
+        if (run := self.sweep.run(trial)) is None:
+            return None
+        is_over, rows = has_ended(run, config_of(run)), run.metrics.readable_rows()
+        return score_of(rows, self.metric, has_ended=is_over)
 
     @property
     def description(self) -> list[str]:

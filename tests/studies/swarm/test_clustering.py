@@ -430,6 +430,12 @@ def test_presets_that_bear_the_papers_name(preset, parameters, causal) -> None:
         assert sum(part.numel() for part in network.parameters()) == parameters
 
 
+def test_a_class_token_that_meets_no_point_is_refused() -> None:
+    options = {"name": "swarm", "dim": 4, "iterations": 1}
+    with pytest.raises(InputError, match="would not depend on the tokens"):
+        PointNetwork(1, 9, encoder=options, pooling={"name": "cls"})
+
+
 # Back-tracking
 
 

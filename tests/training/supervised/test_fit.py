@@ -35,6 +35,7 @@ from marl_pool.training.supervised.fit import (
 from marl_pool.training.supervised.learner import (
     ALPHA,
     FoldLearner,
+    Means,
     fold_rows,
     must_go_back,
     network_seed,
@@ -383,6 +384,28 @@ def test_a_metric_that_is_not_finite_is_named(tmp_path, monkeypatch):
     run = run_of(tmp_path / "run")
     with pytest.raises(StoppedError, match="fold 0: validation_ratio is [a-z-]+; no"):
         fit(run, config_of(run))
+
+
+@pytest.mark.parametrize("folds", [1, 2])
+def test_a_test_metric_that_is_not_finite_stops_the_run(tmp_path, monkeypatch, folds):
+    def batch(self, split, rows):
+        x = rows.double().add(1).sin()[:, None] / (split != "test")
+        return {"x": x, "y": 3 * x}
+
+    monkeypatch.setattr(LineFit, "batch", batch)
+    run = run_of(tmp_path / "run", f"fit.folds={folds}")
+    reason = "fold 0: on the test set squared_error is nan; kept"
+    with pytest.raises(StoppedError, match=reason):
+        fit(run, config_of(run))
+    assert not (run.path / "results.json").exists()
+
+
+def test_a_metric_that_only_some_batches_have_is_refused():
+    means, errors = Means(), torch.ones(2)
+    means.add({"squared_error": errors})
+    reason = "expected squared_error, as in .*, got squared_error, ratio"
+    with pytest.raises(InputError, match=reason):
+        means.add({"squared_error": errors, "ratio": errors})
 
 
 @pytest.mark.parametrize(
