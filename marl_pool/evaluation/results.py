@@ -229,7 +229,9 @@ def print_table(results: Sequence[Result], title: str) -> None:
             cells.append("not measured")
         else:
             cells += _interval(result, "mean")
-            cells += [f"{result.std:.3f}", f"{result.iqm:.3f}"]
+            # A single episode has no standard deviation.
+            std = "" if math.isnan(result.std) else f"{result.std:.3f}"
+            cells += [std, f"{result.iqm:.3f}"]
             for name in intervals:
                 cells += _interval(result, name)
         rows.append(cells)

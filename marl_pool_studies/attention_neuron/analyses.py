@@ -43,15 +43,17 @@ def compare_published(evaluated: EvaluatedRun) -> list[Path]:
             [
                 row.label,
                 f"{row.mean:.3f}",
-                f"{row.mean_low:.3f} to {row.mean_high:.3f}",
-                f"{row.mean:g} ± {row.std:g}",
+                # A single episode has neither an interval nor a standard deviation.
+                _joined("{:.3f}", " to ", row.mean_low, row.mean_high),
+                _joined("{:g}", " ± ", row.mean, row.std),
                 f"{row.published:g} ± {row.published_std:g}",
             ]
             for row in rows
         ],
     )
     path = evaluated.files.unused("published.csv")
-    write_csv(path, PublishedRow._fields, (row._asdict() for row in rows))
+    measured = (without_nan(row._asdict()) for row in rows)
+    write_csv(path, PublishedRow._fields, measured)
     return [path]
 
 
@@ -123,6 +125,11 @@ def regress(target: EvaluationTarget, episodes: int) -> list[Fit]:
     of_codes = enumerate(r_squared(inputs, codes).tolist())
     fits = [Fit("input", name, r2, published.get(name, NAN)) for name, r2 in of_inputs]
     return fits + [Fit("code", str(number), r2) for number, r2 in of_codes]
+
+
+def _joined(form: str, separator: str, *values: float) -> str:
+    """Format the values that are not NaN."""
+    return separator.join(form.format(x) for x in values if not math.isnan(x))
 
 
 def _shown(value: float) -> str:

@@ -66,14 +66,17 @@ def _findings(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _best(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the best two methods of each training environment, if they are ranked."""
+    """Return the best two methods of each environment, or why they are not ranked."""
     best: list[dict[str, Any]] = []
     for env, env_rows in rows.groupby("env", sort=False):
         areas = shared_areas(env_rows)
         scores = scores_by_kind(areas)
-        if len(scores) < 2 or rows["seeds"].min() < RANKED_FROM:
+        if len(scores) < 2:
             continue
-        first, second = rank(scores).places[:2]
+        (first, second, *_), refusal = rank(scores)
+        if refusal:
+            best.append({"env": env, "refusal": refusal})
+            continue
         low, high = first[1].low, second[1].high
         relation = "apart" if low > high else "within each other's intervals"
         if np.isnan([low, high]).any():

@@ -47,11 +47,14 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     """Average over the last axis without its lowest and highest ``floor(n / 4)``.
 
     Source: Agarwal et al., *Deep Reinforcement Learning at the Edge of the
-    Statistical Precipice* (2021). Equals scipy's ``trim_mean`` at 0.25.
+    Statistical Precipice* (2021). Equals scipy's ``trim_mean`` at 0.25. NaN among the
+    values, which sorting puts last, gives NaN.
     """
     count = values.shape[-1]
     cut = count // 4
-    return np.sort(values, axis=-1)[..., cut : count - cut].mean(-1)
+    ordered = np.sort(values, axis=-1)
+    means = ordered[..., cut : count - cut].mean(-1)
+    return np.where(np.isnan(ordered[..., -1]), np.nan, means)
 
 
 def interquartile_score(scores: np.ndarray) -> np.ndarray:

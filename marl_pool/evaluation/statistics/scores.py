@@ -288,15 +288,18 @@ def rank(methods: Mapping[str, Scores]) -> Ranking:
     """Rank methods by their interquartile mean over seeds and conditions.
 
     All scores must be under the same conditions. If any method has fewer than
-    `RANKED_FROM` seeds, the methods keep their order.
+    `RANKED_FROM` seeds, or a score that is NaN, the methods keep their order.
     """
     places = [
         (name, over_seeds(scores, interquartile_score))
         for name, scores in methods.items()
     ]
     fewest = min(scores.seeds for scores in methods.values())
-    if fewest >= RANKED_FROM:
-        return Ranking(sorted(places, key=lambda place: -place[1].value))
-    seeds = "1 seed" if fewest == 1 else f"{fewest} seeds"
-    reason = f"a method has only {seeds}, and a ranking needs {RANKED_FROM}"
-    return Ranking(places, f"Not ranked: {reason}.")
+    if fewest < RANKED_FROM:
+        seeds = "1 seed" if fewest == 1 else f"{fewest} seeds"
+        reason = f"a method has only {seeds}, and a ranking needs {RANKED_FROM}"
+        return Ranking(places, f"Not ranked: {reason}.")
+    if unscored := [name for name, place in places if np.isnan(place.value)]:
+        reason = f"a score of {', '.join(unscored)} is undefined"
+        return Ranking(places, f"Not ranked: {reason}.")
+    return Ranking(sorted(places, key=lambda place: -place[1].value))

@@ -325,7 +325,7 @@ def test_three_sentences_say_what_was_done_and_found(three_seeds: Page) -> None:
     assert "Unperturbed they score 0.86 on average" in second
     assert "occlude costs most: 0.61 is left" in second
     assert "jitter leaves 0.81" in second
-    assert third.startswith("A method has only 3 seeds, so the methods are not ranked")
+    assert third.startswith("Not ranked: a method has only 3 seeds")
 
 
 def test_what_was_not_measured_is_not_counted_as_tested(tmp_path: Path) -> None:

@@ -195,6 +195,18 @@ def test_few_seeds_are_not_ranked(seeds: int) -> None:
     assert [name for name, _ in ranking.places] == ["low", "high"]
 
 
+def test_methods_with_an_undefined_score_are_not_ranked() -> None:
+    undefined = runs(RANKED_FROM, 0.1)
+    methods = {
+        "a": method_scores("a", undefined),
+        "b": method_scores("b", runs(RANKED_FROM, 0.1, level=5.0)),
+    }
+    methods["a"].points[0, 0] = np.nan
+    ranking = rank(methods)
+    assert ranking.refusal == "Not ranked: a score of a is undefined."
+    assert [name for name, _ in ranking.places] == ["a", "b"]
+
+
 def test_enough_seeds_are_ranked_by_interquartile_mean() -> None:
     methods = {
         name: method_scores(name, runs(RANKED_FROM, 0.1, level=level))

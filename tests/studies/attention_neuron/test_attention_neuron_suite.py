@@ -254,6 +254,7 @@ def test_published_rows_are_those_of_the_plain_trained_policy() -> None:
             ("trained", CLEAN, 0.0, False),
             ("trained", "shuffle", 1.0, False),
             ("trained", "shuffle", 0.5, False),
+            ("trained", "shuffle", 0.0, False),
             ("trained", CLEAN, 0.0, True),
             ("random", CLEAN, 0.0, False),
         )
@@ -273,6 +274,8 @@ def test_published_numbers_stand_beside_the_results(tmp_path: Path, capsys: Any)
     output = capsys.readouterr().out
     assert output.count("472 ± 426") == output.count("471 ± 426") == 1
     assert paths[-1] == run.path / "evaluation/published.csv"
+    # One episode has no standard deviation.
+    assert "nan" not in output + paths[-1].read_text()
     with paths[-1].open(newline="") as file:
         lines = list(csv.DictReader(file))
     numbers = [(line["label"], line["published"]) for line in lines]
