@@ -43,6 +43,7 @@ with explain_missing_modules():
     from stable_baselines3.common.preprocessing import (
         is_image_space,
         is_image_space_channels_first,
+        maybe_transpose,
     )
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
@@ -146,7 +147,7 @@ class AnySizeModel:
                 f"{type(model).__name__}"
             )
         self.model = model
-        self._policies: dict[tuple[Any, torch.device, torch.dtype], BasePolicy] = {}
+        self._policies: dict[tuple[Any, ...], BasePolicy] = {}
 
     def __call__(self, observation: Observation) -> np.ndarray:
         """Return the most likely actions; see `predict`."""
@@ -199,6 +200,7 @@ class AnySizeModel:
 
     def _read(self, observation: Observation) -> tuple[BasePolicy, Any]:
         """Return the policy for an observation, and the entries that it reads."""
+        observation = _transposed(self.model.observation_space, observation)
         policy = self._policy(observation)
         observed = _of_space(policy.observation_space, observation)
         _batch(policy.observation_space, observed)
@@ -208,8 +210,10 @@ class AnySizeModel:
     def _policy(self, observation: Observation) -> BasePolicy:
         space = fitted_space(self.model.observation_space, observation)
         original = self.model.policy
-        # Buffers are no longer shared once the model has another dtype or device.
-        key = _sizes(space), original.device, next(original.parameters()).dtype
+        # Buffers are no longer shared once the model has another dtype or device, nor
+        # anything once it has another policy.
+        dtype = next(original.parameters()).dtype
+        key = original, _sizes(space), original.device, dtype
         if key not in self._policies:
             self._policies[key] = resize_policy(original, space)
         return self._policies[key]
@@ -459,6 +463,17 @@ def _of_space(space: spaces.Space, observation: Observation) -> Any:
     if not isinstance(space, spaces.Dict):
         return observation
     return {key: observation[key] for key in space}
+
+
+def _transposed(space: spaces.Space, observation: Any) -> Any:
+    """Put the channels of images first, as ``model.predict`` does."""
+    if isinstance(space, spaces.Dict) and isinstance(observation, Mapping):
+        return {
+            key: _transposed(space[key], value) if key in space.spaces else value
+            for key, value in observation.items()
+        }
+    is_image = isinstance(observation, np.ndarray) and observation.ndim in (3, 4)
+    return maybe_transpose(observation, space) if is_image else observation
 
 
 def _has_channels_first(space: spaces.Space) -> bool:

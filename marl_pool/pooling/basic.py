@@ -70,7 +70,7 @@ class AvgPooling(Pooling):
         if padding is None:
             return x.mean(dim=1)
         present = (~padding).sum(dim=1, keepdim=True).clamp(min=1)
-        return x.sum(dim=1) / present
+        return (widened(x).sum(dim=1) / present).to(x.dtype)
 
     @override
     def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
@@ -149,9 +149,7 @@ class PowerMeanPooling(Pooling):
 
     @override
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
-        # Half precision has too few digits and too small a range for powers.
-        wide = torch.promote_types(x.dtype, torch.float32)
-        pooled = self._pool(x.to(wide), padding).to(x.dtype)
+        pooled = self._pool(widened(x), padding).to(x.dtype)
         if padding is not None:
             pooled = pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
         return pooled
@@ -226,9 +224,15 @@ class SoftmaxPooling(Pooling):
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         scores = x * self.beta
         if padding is not None:
-            scores = scores.masked_fill(padding[..., None], torch.finfo(x.dtype).min)
+            lowest = torch.finfo(scores.dtype).min
+            scores = scores.masked_fill(padding[..., None], lowest)
         # Padded vectors are zero, so an empty set gives zero whatever its weights are.
-        return (scores.softmax(1) * x).sum(1)
+        return (scores.softmax(1) * x).sum(1).to(x.dtype)
+
+
+def widened(x: Tensor) -> Tensor:
+    """Return half precision, which has too small a range for sums, as float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def uniform_weights(x: Tensor, padding: Mask) -> Tensor:

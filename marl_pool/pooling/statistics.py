@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from marl_pool.options.types import Extent, PositiveFloat, Size, UnitInterval
 from marl_pool.pooling.base import Pooling
-from marl_pool.pooling.basic import AvgPooling, MaxPooling
+from marl_pool.pooling.basic import AvgPooling, MaxPooling, widened
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
 
@@ -40,7 +40,8 @@ class SqrtNPooling(Pooling):
     @override
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         count = _count(x, padding).clamp(min=1)[:, None]
-        return x.sum(dim=1) / count.to(x.dtype).sqrt()
+        x_wide = widened(x)
+        return (x_wide.sum(dim=1) / count.to(x_wide.dtype).sqrt()).to(x.dtype)
 
 
 class StdPooling(Pooling):
@@ -61,12 +62,12 @@ class StdPooling(Pooling):
     @override
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         count = _count(x, padding)[:, None]
-        present = count.clamp(min=1)
-        deviation = x - (x.sum(dim=1) / present)[:, None]
+        present, x_wide = count.clamp(min=1), widened(x)
+        deviation = x_wide - (x_wide.sum(dim=1) / present)[:, None]
         if padding is not None:
             deviation = deviation.masked_fill(padding[..., None], 0.0)
         variance = deviation.square().sum(dim=1) / present
-        return (variance + EPS).sqrt().masked_fill(count == 0, 0.0)
+        return (variance + EPS).sqrt().masked_fill(count == 0, 0.0).to(x.dtype)
 
 
 class QuantilePooling(Pooling):
@@ -142,7 +143,7 @@ class TrimmedMeanPooling(Pooling):
         rank = torch.arange(x.shape[1], device=x.device)
         removed = (rank < cut) | (rank >= count - cut)
         kept = _sort(x, padding).masked_fill(removed[..., None], 0.0)
-        return kept.sum(dim=1) / (count - 2 * cut).clamp(min=1)
+        return (widened(kept).sum(dim=1) / (count - 2 * cut).clamp(min=1)).to(x.dtype)
 
 
 class PNAPooling(Pooling):

@@ -289,7 +289,15 @@ def unique_patches(features: Tensor, padding: Mask = None) -> tuple[Tensor, Tens
     Returns:
         Patches ``(*B, K, F)`` uint8 and their counts ``(*B, K)`` int64, 0 in unused
         slots. K is the largest number of distinct patches in an image, at least 1.
+
+    Raises:
+        InputError: no images, no patches or empty ones.
     """
+    if not features.numel():
+        raise InputError(
+            "features: expected one patch or more of each of one or more images, got "
+            f"{tuple(features.shape)}"
+        )
     *batch, num_tokens, width = features.shape
     words = _to_words(features.reshape(-1, num_tokens, width))
     hidden = None if padding is None else padding.reshape(-1, num_tokens)

@@ -11,7 +11,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -263,11 +263,11 @@ def naming(trial: str) -> Iterator[None]:
 def trial_name(values: Mapping[str, Any]) -> str:
     """Name the folder of a trial after its swept values: ``pooling=ada,seed=0``.
 
-    Characters that are unsafe in a path are percent-encoded, so that names stay
-    distinct; a long name is truncated and ends in a checksum.
+    Characters that are unsafe in a path, or that separate values, are percent-encoded,
+    and text that reads like another value is quoted, so that names stay distinct; a
+    long name is truncated and ends in a checksum.
     """
-    texts = (f"{key}={_label(value)}" for key, value in values.items())
-    name = quote(",".join(texts), safe="=,+:[]")
+    name = ",".join(f"{quote(key)}={_quoted(value)}" for key, value in values.items())
     # A file name has at most 255 bytes.
     if len(name) <= LONGEST_NAME:
         return name
@@ -282,7 +282,7 @@ def proposal_name(number: int) -> str:
 def rounded(value: Any, range_: Sequence[Any]) -> Any:
     """Round a suggested number to `DIGITS` digits, finer in a narrow range."""
     kind, *values = range_
-    if kind in (CHOICE, INT_UNIFORM):
+    if kind == INT_UNIFORM:
         return value
     low, high = values
     scale = min(abs(value) or high - low, high - low)
@@ -317,6 +317,16 @@ def _validate_inside(key: str, value: Any, range_: Sequence[Any]) -> None:
     elif json.dumps(value) not in map(json.dumps, values):
         choices = ", ".join(map(show, values))
         raise InputError(f"{key}: expected one of {choices}, got {show(value)}")
+
+
+def _quoted(value: Any) -> str:
+    """Return a value as it stands in the name of a folder."""
+    if not isinstance(value, str):
+        return quote(_label(value), safe="=,+:[]")
+    with suppress(ValueError):
+        json.loads(value)
+        value = json.dumps(value)
+    return quote(value, safe="+:[]")
 
 
 def _label(value: Any) -> str:

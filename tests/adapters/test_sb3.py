@@ -453,6 +453,28 @@ def test_weights_of_other_sizes_follow_a_change_of_dtype():
     assert any_size(observation).shape == ()
 
 
+@pytest.mark.parametrize("name", ["image", "image and number"])
+def test_channels_may_be_last_as_for_the_model_itself(name):
+    space, options = SPACES[name]
+    model = make(PPO, space, spaces.Discrete(3), dim=8, **options)
+    space.seed(0)
+    observation = sample(space)
+    expected = model.predict(observation, deterministic=True)[0]
+    np.testing.assert_array_equal(AnySizeModel(model)(observation), expected)
+
+
+def test_another_policy_of_the_model_has_its_own_weights():
+    space = spaces.Box(-1, 1, (5, 2))
+    models = [make(PPO, space, spaces.Discrete(3), dim=8) for _ in range(2)]
+    any_size, longer = AnySizeModel(models[0]), np.ones((9, 2), np.float32)
+    resized = any_size._policy(longer)
+    models[0].policy = models[1].policy
+    assert any_size._policy(longer) is not resized
+    assert next(any_size._policy(longer).parameters()) is next(
+        models[1].policy.parameters()
+    )
+
+
 def test_named_sets_keep_their_features():
     space = spaces.Dict(
         cars=spaces.Box(-1, 1, (4, 3)), people=spaces.Box(-1, 1, (2, 5))

@@ -269,6 +269,28 @@ def test_half_precision_and_single_precision(name, options):
     assert torch.allclose(result.double(), expected, atol=0.2, rtol=0.1)
 
 
+@pytest.mark.parametrize("name", ["avg", "sqrtn", "std", "trimmed", "softmax"])
+def test_sums_that_half_precision_cannot_hold(name):
+    x = torch.full((1, 512, DIM), 400.0, dtype=torch.float16)
+    x[:, ::2] *= 0.5
+    padding = torch.zeros(1, 512, dtype=torch.bool)
+    head = make_head(name, num_tokens=512)
+    result = head.half()(x, padding)
+    assert result.dtype == torch.float16
+    expected = head.double()(x.double(), padding)
+    assert torch.allclose(result.double(), expected, rtol=2e-3)
+
+
+def test_a_softmax_of_single_precision_weights_hides_padding_of_half_precision():
+    head = make_head("softmax", beta=1e4, learn=False).float()
+    x = (
+        -torch.ones(1, 2, DIM, dtype=torch.float16)
+        * torch.tensor([[[9.0], [0.0]]]).half()
+    )
+    padding = torch.tensor([[False, True]])
+    assert torch.equal(head(x, padding), x[:, 0])
+
+
 class Forgets(Pooling):
     """A head that does not pool."""
 

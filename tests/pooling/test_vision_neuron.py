@@ -279,6 +279,12 @@ def test_collisions_change_nothing_but_the_speed(seed: int) -> None:
                 ) == sorted_patches(expected[0][row, step], expected[1][row, step])
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+def test_distinct_patches_of_nothing_are_refused(shape):
+    with pytest.raises(InputError, match="features: expected one patch or more"):
+        unique_patches(torch.zeros(shape, dtype=torch.uint8))
+
+
 @given(seed=seeds, full=st.booleans())
 def test_distinct_patches_with_counts_give_what_all_give(seed: int, full: bool) -> None:
     head = make()

@@ -50,7 +50,7 @@ class FitSettings:
     """Fraction of the steps in which the learning rate rises linearly from 0."""
     decay: Literal["constant", "cosine", "drop"] = "constant"
     """Learning rate after the warm-up: constant, a cosine to 0, or a drop to a tenth
-    after 70 % of the steps."""
+    after 70 % of the steps that follow the warm-up."""
     back_tracking: bool = False
     """Return to the best weights, with 0.9 of the learning rate, after an epoch that is
     no better than each of the last 20 % of the epochs (at least 6); see

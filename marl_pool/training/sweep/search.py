@@ -1,5 +1,6 @@
 """Hyperparameter search: Optuna proposes trials from the scores of earlier ones."""
 
+import json
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -246,18 +247,33 @@ def suggested(
     for values, score in scored:
         study.add_trial(
             optuna.trial.create_trial(
-                params=dict(values), distributions=ranges, value=score
+                params={key: as_number(values[key], space[key]) for key in space},
+                distributions=ranges,
+                value=score,
             )
         )
     params = study.ask(ranges).params
-    return {key: rounded(params[key], space[key]) for key in space}
+    return {key: value_of(params[key], space[key]) for key in space}
+
+
+def as_number(value: Any, range_: Sequence[Any]) -> Any:
+    """Return a value as Optuna gets it: the place of a choice, which may be a list."""
+    kind, *choices = range_
+    if kind != CHOICE:
+        return value
+    return list(map(json.dumps, choices)).index(json.dumps(value))
+
+
+def value_of(number: Any, range_: Sequence[Any]) -> Any:
+    """Return the choice, or rounded number, that Optuna suggests."""
+    return range_[1:][number] if range_[0] == CHOICE else rounded(number, range_)
 
 
 def distribution(range_: Sequence[Any]) -> optuna.distributions.BaseDistribution:
     """Return Optuna's distribution of ``[kind, *arguments]``."""
     kind, *values = range_
     if kind == CHOICE:
-        return optuna.distributions.CategoricalDistribution(values)
+        return optuna.distributions.CategoricalDistribution(range(len(values)))
     low, high = values
     if kind == INT_UNIFORM:
         return optuna.distributions.IntDistribution(low, high)

@@ -1,5 +1,6 @@
 """Hyperparameter search: ranges, proposals, early stopping, and a search that runs."""
 
+import json
 import math
 import shlex
 import sys
@@ -15,6 +16,7 @@ from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Proposal, Sweep, read_table, rounded
 from marl_pool.training.jobs import begun
 from marl_pool.training.sweep.halving import EarlyStopping, rung_scores, score_of
+from marl_pool.training.sweep.search import suggested
 from marl_pool.training.sweep.trial import Outcome
 from marl_pool.utils.errors import InputError
 
@@ -441,3 +443,11 @@ def test_a_search_runs_is_resumed_and_prints_the_best_command(capsys):
 )
 def test_proposals_have_four_digits_of_their_range(value, range_, expected):
     assert rounded(value, range_) == expected
+
+
+def test_choices_may_be_lists_and_mappings():
+    choices = [[32], [32, 32], {"name": "max"}, 1, True]
+    space = {"a": ["choice", *choices]}
+    scored = [({"a": choice}, float(k)) for k, choice in enumerate(choices)]
+    value = suggested(space, scored, (0, 5))["a"]
+    assert json.dumps(value) in map(json.dumps, choices)
