@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from marl_pool.tokens import Tokens, like
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, described
 
 Key = str | int
 Parts = dict[Any, Tensor]
@@ -325,6 +325,10 @@ def _parse(
         raise InputError(f"marks: expected 'padding' or 'present', got {marks!r}")
     parts, join = _parts(observation)
     by_features = presence is not None or zeros
+    # The other Boolean tensor of tokens, if any, has a column for each action.
+    is_tokens = isinstance(observation, Tokens)
+    if is_tokens and mask is None:
+        mask = "padding"
     key = None if by_features else _mask_key(parts, mask)
     features = [v for v in parts.values() if _is_float(v) and v.dim() >= 3]
     if not features:
@@ -345,6 +349,7 @@ def _parse(
         name: part
         for name, part in parts.items()
         if name != key and part.shape[:2] == padding.shape
+        if not (is_tokens and name == "action_mask")
     }
     if not any(map(_is_float, entities.values())):
         shapes = {name: tuple(part.shape) for name, part in parts.items()}
@@ -495,6 +500,9 @@ def _report(subject: _Subject) -> MaskReport:
         except _SkippedError as reason:
             skipped[name] = str(reason)
             continue
+        except Exception as error:
+            # A model may reject NaN, or a set without entities.
+            sentence = f"the model raises {described(error)}"
         if sentence:
             failures[name] = sentence
         else:
@@ -583,6 +591,15 @@ def _padding_amount(subject: _Subject) -> str:
         num_slots = sets.padding.shape[1]
         text = str(error).partition("\n")[0][:100]
         raise _SkippedError(f"it takes only {num_slots} slots ({text})") from None
+    # Attention weights, for example, have as many columns as there are slots.
+    pairs = [
+        (old, new)
+        for old, new in zip(before, after, strict=True)
+        if old.shape == new.shape
+    ]
+    if not pairs:
+        raise _SkippedError("the shape of each output depends on the number of slots")
+    before, after = map(list, zip(*pairs, strict=True))
     cause = f"{ADDED} more padded slots move the output"
     return _sentence(subject, before, after, cause)
 

@@ -230,6 +230,13 @@ FORMS: list[tuple[Callable[..., Any], Any, dict[str, Any]]] = [
         {},
     ),
     (
+        lambda tokens: (
+            masked_sum(tokens.features, tokens.padding) + tokens.action_mask[:, :4]
+        ),
+        Tokens(FEATURES, TYPES, PADDING, torch.arange(6).expand(3, 6) % 2 == 0),
+        {},
+    ),
+    (
         lambda x: masked_sum(x[..., 1:], x[..., 0] == 0),
         with_presence(PADDING),
         {"presence": 0},
@@ -253,6 +260,28 @@ def test_forms_of_observations(
 def test_the_presence_column_is_read() -> None:
     report = check_mask(lambda x: x[..., 1:].sum(1), with_presence(PADDING), presence=0)
     assert {"content", "nan", "empty"} <= set(report.failures)
+
+
+def test_outputs_with_a_column_for_each_slot_are_not_compared_between_sizes() -> None:
+    def with_weights(x: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
+        return x.masked_fill(padding[..., None], 0).mean(1), (~padding).to(x.dtype)
+
+    observation = (FEATURES, PADDING)
+    assert "amount" in check_mask(with_weights, observation).failures
+    report = check_mask(lambda *parts: with_weights(*parts)[1], observation)
+    assert "depends on the number of slots" in report.skipped["amount"]
+
+
+def test_an_exception_fails_its_check_alone() -> None:
+    def strict(x: Tensor, padding: Tensor) -> Tensor:
+        if padding.all(1).any():
+            raise ArithmeticError("no entities\nin a set")
+        return masked_sum(x, padding)
+
+    report = check_mask(strict, (FEATURES, PADDING))
+    assert set(report.failures) == {"empty", "batch"}
+    assert report.failures["empty"].startswith("the model raises ArithmeticError: no")
+    assert "\n" not in report.failures["empty"]
 
 
 def test_a_model_of_fixed_size_skips_the_number_of_slots() -> None:
