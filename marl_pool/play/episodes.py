@@ -1,6 +1,6 @@
 """Live episodes, their unperturbed twins, and the perturbations that a person sets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,29 +31,31 @@ ONGOING = ("steps", "executed")
 class Hand(Perturbation):
     """Hide, freeze and duplicate the tokens that a person chose.
 
-    The state holds the choice: ``hidden`` and ``frozen`` ``(1, agents, N)`` bool, the
-    ``readings`` of the frozen tokens, and ``copies`` ``(1, agents, C)``, the indices of
-    duplicated tokens or -1.
+    ``masks_of`` maps the unperturbed tokens, of batch ``(B, agents)``, to the choice:
+    ``hidden``, ``frozen`` and ``twice``, ``(B, agents, N)`` bool. The state holds
+    ``hidden`` and ``frozen``, the ``readings`` of the frozen tokens, and ``copies``
+    ``(B, agents, C)``, the indices of duplicated tokens or -1.
     """
+
+    masks_of: Callable[[Tokens], dict[str, Tensor]] | None = None
 
     @override
     def start(
         self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any
     ) -> PerturbationState:
-        none = torch.zeros_like(tokens.padding)
-        return self.choose(tokens, {"hidden": none, "frozen": none, "twice": none})
+        return self.choose(tokens)
 
     def choose(
-        self,
-        tokens: Tokens,
-        masks: dict[str, Tensor],
-        old: PerturbationState | None = None,
+        self, tokens: Tokens, old: PerturbationState | None = None
     ) -> PerturbationState:
-        """Return the state for a choice; tokens already frozen keep their readings.
+        """Return the state for the choice; tokens already frozen keep their readings.
 
-        ``tokens`` are the current ones, with batch ``(1, agents)``; ``masks`` are
-        ``hidden``, ``frozen`` and ``twice``, ``(1, agents, N)`` bool.
+        ``tokens`` are the current ones.
         """
+        none = torch.zeros_like(tokens.padding)
+        masks = {"hidden": none, "frozen": none, "twice": none}
+        if self.masks_of is not None:
+            masks = self.masks_of(tokens)
         readings = tokens.features.clone()
         if old is not None:
             readings = torch.where(old["frozen"][..., None], old["readings"], readings)
@@ -156,13 +158,11 @@ class LivePerturbation(Perturbation):
         # A paused page shows these tokens before the next step.
         return {**result, "origin": self(true, result)[1]["origin"]}
 
-    def choose(
-        self, tokens: Tokens, state: PerturbationState, masks: dict[str, Tensor]
-    ) -> PerturbationState:
-        """Return the state with another choice of the `Hand`."""
+    def choose(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
+        """Return the state with the choice of a new `Hand`."""
         hand, old = self.parts[HAND], _unprefixed(HAND, state)
         assert isinstance(hand, Hand)
-        hand_state = {**hand.choose(tokens, masks, old), "size": old["size"]}
+        hand_state = {**hand.choose(tokens, old), "size": old["size"]}
         return self.restart(tokens, {**state, **_prefixed(HAND, hand_state)})
 
     @override

@@ -14,10 +14,16 @@ from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.target import EvaluationTarget, misfit
 from marl_pool.perturbations.actions import changes_actions
-from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.membership import Inject
 from marl_pool.play import messages
-from marl_pool.play.episodes import ORDER, Lane, LiveEpisode, LivePerturbation
+from marl_pool.play.episodes import (
+    HAND,
+    ORDER,
+    Hand,
+    Lane,
+    LiveEpisode,
+    LivePerturbation,
+)
 from marl_pool.play.scenes import rounded, scene_of
 from marl_pool.policies.base import head_name
 from marl_pool.tokens import SELF_TYPE, Tokens
@@ -300,25 +306,22 @@ class Session:
             if episode.over:
                 continue
             for group in episode.env.groups:
-                episode.rollout.change_perturbation(
-                    group, partial(self._choose_entities, lane, group)
-                )
+                # An agent that has not had a turn yet starts with this hand.
+                chain = lane.live.for_group(group)
+                chain.put(HAND, Hand(masks_of=partial(self._masks, episode.env, group)))
+                episode.rollout.change_perturbation(group, chain.choose)
             episode.check()
 
-    def _choose_entities(
-        self, lane: Lane, group: str, tokens: Tokens, state: PerturbationState
-    ) -> PerturbationState:
-        """Return the state with the chosen entities; see `LivePerturbation.choose`."""
-        env = lane.episode.env
+    def _masks(self, env: BatchedEnv, group: str, tokens: Tokens) -> dict[str, Tensor]:
+        """Return which tokens show the chosen entities; see `Hand`."""
         token_entities = self.scene.entities(env, group)[None]
         # An observer's own token is left alone.
         has_self = env.groups[group].tokens.has_self
         free = (tokens.types != SELF_TYPE) | (not has_self)
-        masks = {
+        return {
             name: torch.isin(token_entities, torch.tensor(sorted(entities))) & free
             for name, entities in self.chosen.items()
         }
-        return lane.live.for_group(group).choose(tokens, state, masks)
 
     def _set_distractors(self, count: int) -> None:
         """Add distractors: injected tokens, or more sensors of the environment."""
