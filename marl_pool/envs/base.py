@@ -18,7 +18,9 @@ from marl_pool.envs.drawing.marks import Glyphs, draw_perceived, draw_perceived_
 from marl_pool.envs.patches import PatchGrid
 from marl_pool.observations.masks import MASK
 from marl_pool.observations.view import TokenView
-from marl_pool.options.types import Episodes, NonNegativeInt
+from marl_pool.options.names import unknown
+from marl_pool.options.signatures import check_argument
+from marl_pool.options.types import Episodes, NonNegativeInt, Size
 from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies.action_spaces import Selection
 from marl_pool.policies.actions import ActionSpec
@@ -219,8 +221,9 @@ class BatchedEnv(ABC):
     ) -> None:
         self.num_envs, self.max_steps, self.seed = num_envs, max_steps, seed
         self.device, self.dtype = checked_device(device), dtype
-        if not dtype.is_floating_point:
-            raise InputError(f"dtype: expected a floating-point dtype, got {dtype}")
+        # Half precision holds neither the numbers of steps nor uniform numbers below 1.
+        if dtype not in (torch.float32, torch.float64):
+            raise InputError(f"dtype: expected float32 or float64, got {dtype}")
         self.env_ids = torch.arange(num_envs, device=self.device) + first_env
         self.episodes = torch.full_like(self.env_ids, first_episode - 1)
         self.steps = torch.zeros_like(self.env_ids)
@@ -372,6 +375,11 @@ class BatchedEnv(ABC):
 
     def _validate_actions(self, actions: Mapping[str, Tensor]) -> None:
         groups = self.groups
+        if not isinstance(actions, Mapping):
+            raise InputError(
+                f"actions: expected a mapping from {', '.join(groups)} to tensors, got "
+                f"{type(actions).__name__}"
+            )
         if actions.keys() != groups.keys():
             raise InputError(
                 f"actions: expected the groups {', '.join(groups)}, "
@@ -380,6 +388,11 @@ class BatchedEnv(ABC):
         for name, group in groups.items():
             action, spec = actions[name], group.actions
             shape = (self.num_envs, group.num_agents, *spec.shape)
+            if not isinstance(action, Tensor):
+                raise InputError(
+                    f"actions of {name!r}: expected a tensor, got "
+                    f"{type(action).__name__}"
+                )
             if action.shape != shape:
                 raise InputError(
                     f"actions of {name!r}: expected the shape {shape}, "
@@ -388,6 +401,10 @@ class BatchedEnv(ABC):
             if spec.integral and action.dtype not in DISCRETE_DTYPES:
                 raise InputError(
                     f"actions of {name!r}: expected int64, got {action.dtype}"
+                )
+            if action.dtype == torch.bool or action.is_complex():
+                raise InputError(
+                    f"actions of {name!r}: expected real numbers, got {action.dtype}"
                 )
             if spec.sizes and action.numel() and may_read(action):
                 choices = action if spec.integral else action[..., : len(spec.sizes)]
@@ -461,7 +478,18 @@ class BatchedEnv(ABC):
         return numbers.clamp(max=1 - torch.finfo(self.dtype).eps)
 
     def select(self, indices: Tensor) -> Self:
-        """Copy the environments at ``indices``, in their current state."""
+        """Copy the environments at ``indices``, in their current state.
+
+        Args:
+            indices: ``(k,)`` int64 or int32 indices in the batch; they may repeat.
+
+        Raises:
+            InputError: ``indices`` of another dtype, such as a mask.
+        """
+        if indices.dtype not in DISCRETE_DTYPES:
+            raise InputError(
+                f"select: expected indices of dtype int64, got {indices.dtype}"
+            )
         # A shallow copy shares options and constants; only the state is indexed.
         selected = object.__new__(type(self))
         selected.__dict__.update(self.__dict__)
@@ -491,7 +519,7 @@ class BatchedEnv(ABC):
         self._set_tensors({k: v.clone().to(self.device) for k, v in tensors.items()})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Continue from a copy or a pickle, exactly."""
+        """Continue from a deep copy or a pickle, exactly; a copy shares the state."""
         self.__dict__.update(state)
         # A pickle holds the state and the views of it as separate tensors.
         if self.overrides("_set_tensors"):
@@ -524,9 +552,21 @@ class BatchedEnv(ABC):
             ``(size, size, 3)`` uint8 RGB.
 
         Raises:
-            InputError: a wrong number of weights, or an environment without pictures.
+            InputError: an index, group, agent or size that does not exist, a wrong
+                number of weights, or an environment without pictures.
         """
         group = group or next(iter(self.groups))
+        if group not in self.groups:
+            raise unknown("group", group, self.groups)
+        for name, value, count in (
+            ("index", index, self.num_envs),
+            ("agent", agent, self.groups[group].num_agents),
+        ):
+            if not 0 <= value < count:
+                raise InputError(
+                    f"frame: {name}: expected 0 to {count - 1}, got {value}"
+                )
+        check_argument("frame: size", size, Size)
         spec = self.groups[group].tokens
         count = perception.seen.num_tokens if perception else spec.num_tokens
         if attention is not None and attention.shape != (count,):

@@ -175,7 +175,11 @@ class ReplayedEnv(BatchedEnv, Generic[Result]):
 
     def _step_one(self, row: int, action: np.ndarray) -> Result:
         cursor = self._cursors[row]
-        assert cursor is not None, "step before reset"
+        if cursor is None:
+            raise InputError(
+                f"step: expected a reset of each environment before it, got none of "
+                f"environment {row}"
+            )
         # Another batch may have stepped the simulator.
         if not cursor.in_sync:
             self._replay(row, cursor.prefix())

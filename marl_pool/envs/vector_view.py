@@ -13,7 +13,6 @@ from typing_extensions import override
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.views import RENDERING, ViewedEnv, several_agents
 from marl_pool.policies.action_spaces import ActionRows
-from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
 Observations = dict[str, np.ndarray]
@@ -85,6 +84,11 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
                 "reset: expected one seed, from which each environment derives its "
                 f"own, got {len(seed)}"
             )
+        if options and "reset_mask" in options:
+            raise InputError(
+                "reset: options: expected no reset_mask, since the step that ends an "
+                "episode begins the next one, got one"
+            )
         self._checked.start(seed)
         return self._observe(), {}
 
@@ -120,11 +124,12 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         return tuple(self.env.frame(i) for i in range(self.num_envs))
 
     def _observe(self) -> Observations:
-        tokens: Tokens = self._checked.observe()[self._group]
-        # Copies, so that a caller cannot modify the environment's tensors.
+        columns = self._checked.observe()[self._group].columns
+        # Copies, so that a caller cannot modify the environment's tensors. A mask that
+        # the space lacks stays in the infos.
         return {
-            name: part[:, 0].cpu().numpy().astype(self._dtypes[name])
-            for name, part in tokens.columns.items()
+            name: columns[name][:, 0].cpu().numpy().astype(dtype)
+            for name, dtype in self._dtypes.items()
         }
 
     def _actions(self, actions: Any) -> torch.Tensor:

@@ -41,11 +41,6 @@ class ViewedEnv(CheckedEnv):
         self._is_seeded = "seed" in options
         self._begun = False
         super().__init__(self._build())
-        if self.env.dtype not in (torch.float16, torch.float32, torch.float64):
-            raise InputError(
-                "dtype: expected float16, float32 or float64, which NumPy has, got "
-                f"{self.env.dtype}"
-            )
 
     def start(self, seed: int | None) -> None:
         """Begin the first episode of a seed, or the next one if it is None."""

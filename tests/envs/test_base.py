@@ -146,7 +146,8 @@ MIXED = spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (1,))))
     [
         ({"device": "foo"}, "device: expected cpu, cuda or cuda:N, got 'foo'"),
         ({"device": "mps"}, "device: expected cpu, cuda or cuda:N, got 'mps'"),
-        ({"dtype": torch.int64}, "dtype: expected a floating-point dtype, got .*int64"),
+        ({"dtype": torch.int64}, "dtype: expected float32 or float64, got .*int64"),
+        ({"dtype": torch.float16}, "dtype: expected float32 or float64, got .*float16"),
     ],
 )
 def test_devices_and_dtypes_that_do_not_fit_are_refused(options, message):
@@ -164,6 +165,52 @@ def test_a_reset_takes_a_mask_of_all_environments(where):
     with pytest.raises(InputError, match=r"^reset: expected a tensor of bool .*\(2,\)"):
         env.reset(where)
     assert env.episodes.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("indices", [torch.tensor([True, False]), torch.ones(2)])
+def test_environments_are_selected_by_indices(indices):
+    env = make_batched_env("simple_centroid", 2)
+    with pytest.raises(InputError, match="^select: expected indices of dtype int64"):
+        env.select(indices)
+
+
+PUSHES = torch.zeros(2, 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([PUSHES], "expected a mapping from agent to tensors, got list"),
+        (PUSHES.numpy(), "expected a mapping from agent to tensors, got ndarray"),
+        ({"agent": PUSHES.numpy()}, "expected a tensor, got ndarray"),
+        ({"agent": PUSHES.tolist()}, "expected a tensor, got list"),
+        ({"agent": PUSHES.bool()}, "expected real numbers, got torch.bool"),
+        ({"agent": PUSHES.cfloat()}, "expected real numbers, got torch.complex64"),
+    ],
+)
+def test_actions_of_another_form_are_refused(actions, message):
+    env = make_batched_env("simple_centroid", 2)
+    env.reset()
+    with pytest.raises(InputError, match=f"^actions.*: {message}$"):
+        env.step(actions)
+    assert env.steps.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"index": 2}, "frame: index: expected 0 to 1, got 2"),
+        ({"index": -1}, "frame: index: expected 0 to 1, got -1"),
+        ({"agent": 1}, "frame: agent: expected 0 to 0, got 1"),
+        ({"group": "agnet"}, "unknown group 'agnet': choose from agent"),
+        ({"size": 0}, "frame: size: .* got 0"),
+    ],
+)
+def test_a_frame_of_what_does_not_exist_is_refused(options, message):
+    env = make_batched_env("simple_centroid", 2)
+    env.reset()
+    with pytest.raises(InputError, match=message):
+        env.frame(**options)
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,13 @@ def test_selected_envs_continue_exactly_after_replay(make, rows):
     assert torch.equal(run(twin, 2), run(env, 2))
 
 
+def test_a_step_of_an_environment_that_was_never_reset_is_refused():
+    env = Counted(2)
+    env.reset(row_mask(0, of=2))
+    with pytest.raises(InputError, match="got none of environment 1"):
+        run(env, 1)
+
+
 @AND_PONG
 def test_copies_of_one_env_diverge_with_their_actions(make):
     first, second = (begun(make, seed=2) for _ in range(2))

@@ -76,6 +76,26 @@ def test_writing_into_observations_does_not_change_the_env():
     assert np.array_equal(changed["features"], view.step(action)[0]["features"])
 
 
+def test_a_mask_that_the_space_lacks_is_left_out(monkeypatch):
+    view = OneAgentVectorView("simple_centroid", 2)
+    tokens = view.env.observe
+
+    def observe():
+        return {
+            "agent": tokens()["agent"]._replace(action_mask=torch.ones(2, 1, 3) > 0)
+        }
+
+    monkeypatch.setattr(view.env, "observe", observe)
+    observations, _ = view.reset(seed=0)
+    assert view.observation_space.contains(observations)
+
+
+def test_a_reset_of_some_environments_is_refused():
+    view = OneAgentVectorView("simple_centroid", 2)
+    with pytest.raises(InputError, match="expected no reset_mask"):
+        view.reset(options={"reset_mask": np.array([True, False])})
+
+
 def test_frames_are_drawn_if_asked_for():
     pytest.importorskip("cv2")
     view = OneAgentVectorView("simple_centroid", 2, render_mode="rgb_array")
