@@ -23,6 +23,7 @@ from marl_pool.api.tokenize import (
 )
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.pettingzoo.teams import by_name
+from marl_pool.envs.views import ParallelView
 from marl_pool.finite import validate_finite
 from marl_pool.observations.make import split_action_mask
 from marl_pool.observations.masks import MASK, read_mask
@@ -97,7 +98,12 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
         observation_spaces = {
             agent: env.observation_space(agent) for agent in env.possible_agents
         }
-        groups = by_name(env, list(observation_spaces))
+        view = _view(env)
+        # The names of an environment's own groups need not be those of its agents.
+        if isinstance(view, ParallelView):
+            groups = view.members
+        else:
+            groups = by_name(env, list(observation_spaces))
         self._perturber = Perturber(
             env, perturbation, groups, observation_spaces, env.action_space, seed
         )
@@ -139,7 +145,9 @@ class PerturbedEnv(
             self, perturbation=perturbation, seed=seed
         )
         gymnasium.Wrapper.__init__(self, env)
-        groups, observation_spaces = {ALONE: [ALONE]}, {ALONE: env.observation_space}
+        view, observation_spaces = _view(env), {ALONE: env.observation_space}
+        is_ours = isinstance(view, ParallelView)
+        groups = {name: [ALONE] for name in (view.members if is_ours else [ALONE])}
         self._perturber = Perturber(
             env,
             perturbation,
@@ -192,7 +200,7 @@ class Perturber:
     ) -> None:
         check_argument("seed", seed, Seed)
         self.groups = {name: list(agents) for name, agents in groups.items()}
-        self.view = getattr(env.unwrapped, "view", env.unwrapped)
+        self.view = _view(env)
         token_spaces: dict[Any, spaces.Space[Any]] = {}
         self.masks: dict[Any, spaces.Space[Any] | None] = {}
         for agent, space in observation_spaces.items():
@@ -339,6 +347,9 @@ class Perturber:
         self.played += 1
         self.steps = 0
         env_id, episode = torch.tensor([[0], [self.episode]])
+        if self.batched is not None:
+            # Options of the environment may number both from elsewhere.
+            env_id, episode = self.batched.env_ids.cpu(), self.batched.episodes.cpu()
         for number, name in enumerate(self.groups):
             tokens = self._tokens(name, observations, infos)
             keys = stream_keys(self.seed, env_id, episode, Purpose.PERTURBATION, number)
@@ -376,6 +387,8 @@ class Perturber:
                 )
                 self.perceived[name] = tokens
             selects = perturbation is not None and perturbation.selection is not None
+            # Under padding a type may be negative, which the space need not allow.
+            tokens = tokens._replace(types=tokens.types.clamp(min=0))
             for i, agent in enumerate(agents):
                 parts = tokens.at((0, i)).columns
                 new_observations[agent] = {
@@ -475,6 +488,11 @@ class Perturber:
         if (mask := self.masks[agent]) is not None:
             space[MASK] = mask
         return space
+
+
+def _view(env: Any) -> Any:
+    """Return the innermost env; behind a view of one agent, the view of all agents."""
+    return getattr(env.unwrapped, "view", env.unwrapped)
 
 
 def _read_box(space: spaces.Box, action: Any, where: str) -> np.ndarray:

@@ -185,7 +185,9 @@ class ObservationEncoder:
         """Return the tokens of one observation; see `read_observation`."""
         arrays = read_observation(self.view, observation, self.where)
         tokens = self.view.tokens({k: torch.from_numpy(v) for k, v in arrays.items()})
-        tokens = tokens._replace(types=tokens.types + self._first_type)
+        # Under padding a type may be negative, which the space does not allow.
+        types = (tokens.types + self._first_type).clamp(min=0)
+        tokens = tokens._replace(types=types)
         return {
             name: part[0].numpy().astype(self._dtypes[name])
             for name, part in tokens.columns.items()

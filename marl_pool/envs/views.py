@@ -126,6 +126,14 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         self.action_spaces = {a: deepcopy(g.action_space) for a, g in groups.items()}
 
     @property
+    def members(self) -> dict[str, list[str]]:
+        """The agents of each group of `env`."""
+        members: dict[str, list[str]] = {name: [] for name in self.env.groups}
+        for agent, (group, _) in self._places.items():
+            members[group].append(agent)
+        return members
+
+    @property
     def env(self) -> BatchedEnv:
         """A batch of one environment."""
         return self._checked.env

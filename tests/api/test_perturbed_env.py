@@ -163,8 +163,9 @@ def test_observations_equal_those_of_a_rollout(name: str) -> None:
 
 
 @each_form
-def test_a_gymnasium_env_shows_it_too(name: str) -> None:
-    options = {"counts": "1-2-4", "max_steps": 8}
+@pytest.mark.parametrize("numbers", [{}, {"first_env": 3, "first_episode": 2}])
+def test_a_gymnasium_env_shows_it_too(name: str, numbers: dict[str, int]) -> None:
+    options = {"counts": "1-2-4", "max_steps": 8, **numbers}
     env = perturb_env(OneAgentView("simple_centroid", **options), config_of(name))
     expected = iter(batched(name, "agent", SEED, "simple_centroid", **options))
     observation, _ = env.reset(seed=SEED)

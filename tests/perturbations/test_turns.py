@@ -34,9 +34,11 @@ class Together(BatchedEnv):
     stride = 1
     """Steps from one turn of an agent to its next."""
 
+    pair: ClassVar[str] = "pair"
+
     def __init__(self, num_envs: int, **common: Any) -> None:
         super().__init__(num_envs, max_steps=TURNS * self.stride, **common)
-        self.groups = {"pair": AgentGroup(AGENTS, SPEC, spaces.Discrete(7))}
+        self.groups = {self.pair: AgentGroup(AGENTS, SPEC, spaces.Discrete(7))}
 
     def observe(self) -> dict[str, Tokens]:
         """Show numbers of the environment, episode, agent, turn, slot and feature."""
@@ -48,14 +50,14 @@ class Together(BatchedEnv):
         types = torch.tensor([0, 1, 1, 2, 2]).expand(self.num_envs, AGENTS, 5)
         # A token comes and goes.
         padding = (slot == 3) & ((turn + agent) % 3 == 1)
-        return {"pair": Tokens(features, types, padding)}
+        return {self.pair: Tokens(features, types, padding)}
 
     def place(self, rows: Tensor, keys: Tensor) -> None:
         self.placed = rows
 
     def advance(self, actions: Any) -> Any:
         rewards = torch.zeros(self.num_envs, AGENTS)
-        return {"pair": rewards}, torch.zeros(self.num_envs, dtype=torch.bool)
+        return {self.pair: rewards}, torch.zeros(self.num_envs, dtype=torch.bool)
 
 
 class InTurn(Together):
@@ -67,17 +69,17 @@ class InTurn(Together):
     @property
     def active(self) -> dict[str, Tensor]:
         in_turn = (self.steps % AGENTS)[:, None] == torch.arange(AGENTS)
-        return {"pair": in_turn}
+        return {self.pair: in_turn}
 
     @property
     def alive(self) -> dict[str, Tensor]:
-        return {"pair": torch.ones(self.num_envs, AGENTS, dtype=torch.bool)}
+        return {self.pair: torch.ones(self.num_envs, AGENTS, dtype=torch.bool)}
 
     def observe(self) -> dict[str, Tokens]:
-        tokens, active = super().observe()["pair"], self.active["pair"]
+        tokens, active = super().observe()[self.pair], self.active[self.pair]
         features = tokens.features.masked_fill(~active[..., None, None], 99.0)
         padding = tokens.padding | ~active[..., None]
-        return {"pair": tokens._replace(features=features, padding=padding)}
+        return {self.pair: tokens._replace(features=features, padding=padding)}
 
 
 class Echo(Policy):
@@ -183,6 +185,19 @@ def test_a_view_shows_what_a_rollout_shows(name, options):
                     assert tensor.equal(shown.to(tensor.dtype))
         rollout.steps(1)
         observations, *_ = view.step(dict.fromkeys(view.agents, 0))
+
+
+class Named(InTurn):
+    """A group whose name differs from what its agents' names share as a file name."""
+
+    pair = "the pair"
+
+
+def test_a_group_may_have_any_name():
+    view = perturb_env(make_env(f"{__name__}:Named"), "occlude", seed=5)
+    view.reset(seed=5)
+    observations, *_ = view.step(dict.fromkeys(view.agents, 0))
+    assert observations.keys() == {"the pair_0", "the pair_1"}
 
 
 @pytest.mark.parametrize(("end", "expected"), [(1, 10), (4, 4), (TURNS, 0)])
