@@ -210,6 +210,7 @@ class Rollout:
                 name: self._join(name, [step[name] for step in fragment], finals, last)
                 for name in self.policies
             }
+        # The checks read values, so they come after the whole fragment.
         played = trajectories.items()
         active = {name: part.active for name, part in played}
         alive = {
@@ -250,6 +251,7 @@ class Rollout:
 
     def _replay(self, count: int) -> Fragment:
         """Take ``count`` steps by a graph, which the first call captures."""
+        # A divisor of `count`, so that one graph serves the whole fragment.
         length = math.gcd(count, MOST_STEPS)
         # A graph reads the weights from where they were when it was captured.
         tensors = [t for policy in self.policies.values() for t in policy.parameters()]
@@ -576,6 +578,7 @@ class Rollout:
             self._validate_types(name, tokens, lengths, playing)
             validate_finite(
                 name,
+                # The check expects a time dimension.
                 tokens.map(lambda part: part[None]),
                 decision.logits[None],
                 rewards[name][None],
@@ -730,6 +733,7 @@ class Rollout:
             name: total.masked_fill(ended[:, None], 0.0)
             for name, total in self._returns.items()
         }
+        # Where nobody can be absent, all have attended from the start.
         if self.env.may_be_absent:
             self._attended = {
                 name: attended & ~ended[:, None]
@@ -774,6 +778,8 @@ class Rollout:
         """Give agents that were born in mid-episode an initial state."""
         for name, alive in self.env.alive.items():
             newborn = alive & ~was_alive[name]
+            # Without memory there is nothing to reset. `any` reads a value, which is
+            # allowed only with `reads`.
             if tree_leaves(self.states[name]) and not (reads and not newborn.any()):
                 start = self.policies[name].newborn_state(
                     self.states[name], *self._sizes(name)
@@ -897,8 +903,10 @@ def _step_numbers(first_steps: Tensor, steps: Trajectory) -> Tensor:
     ended = steps.terminated | steps.truncated
     times = torch.arange(len(ended), device=ended.device)[:, None]
     # The time at which the current episode began, negative if before the fragment.
+    # The step after an end is the first of the next episode; `roll` moves it there.
     begins = torch.where(ended, times + 1, -first_steps).roll(1, 0)
     begins[0] = -first_steps
+    # Episodes begin one after another, so the latest beginning is the largest.
     return times - begins.cummax(0).values
 
 

@@ -52,6 +52,7 @@ def choose_pairs(
     """
     partner, strength = _matching(scores, padding)
     best, kept = strength.topk(most, dim=1)
+    # `topk` fills up with tokens that keep no partner.
     valid = best > -torch.inf
     if counts is not None:
         valid &= torch.arange(most, device=scores.device) < counts[:, None]
@@ -78,6 +79,7 @@ def _matching(scores: Tensor, padding: Mask) -> tuple[Tensor, Tensor]:
     strength = torch.full_like(scores[:, 0], -torch.inf)
     for _ in range(size // 2):  # each round chooses at least one pair
         best, mate = either.max(2)
+        # Tokens that are the best partners of each other.
         mutual = (mate.gather(1, mate) == places) & (best > -torch.inf)
         may_test = not is_transformed() and may_read(mutual)
         if may_test and not mutual.any():
@@ -139,6 +141,7 @@ def _remaining(logits: Tensor, pairs: Pairs) -> Tensor:
     symmetric = torch.logaddexp(sorted_, sorted_.transpose(1, 2))
     later = torch.ones(size, size, dtype=torch.bool, device=logits.device).triu(1)
     by_first = symmetric.masked_fill(~later, LOWEST).logsumexp(2)
+    # Each choice uses two tokens, so every second sum is one at a choice.
     return by_first.flip(1).logcumsumexp(1).flip(1)[:, : 2 * count : 2]
 
 

@@ -57,6 +57,7 @@ class SetLinear(nn.Module):
             count = x.new_full((), x.shape[1])
         else:
             count = (~padding).sum(1)[:, None, None].to(x.dtype)
+        # The sum over no others is 0, whatever it is divided by.
         return self.on_own(x) + (total - messages) / (count - 1).clamp(min=1)
 
 

@@ -225,6 +225,7 @@ class BatchedEnv(ABC):
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype: expected float32 or float64, got {dtype}")
         self.env_ids = torch.arange(num_envs, device=self.device) + first_env
+        # The first reset adds 1.
         self.episodes = torch.full_like(self.env_ids, first_episode - 1)
         self.steps = torch.zeros_like(self.env_ids)
         self.dynamics = self._dynamics_stream(dynamics_size)

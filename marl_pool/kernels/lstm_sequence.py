@@ -94,6 +94,7 @@ class _LSTMSequence(torch.autograd.Function):
             gate.addmm_(of_hidden, hiddens[t]).sigmoid_()
             i, f, u, o = gate.split(units)
             torch.mul(f, states[t], out=new)
+            # Add i (2 u - 1).
             new.addcmul_(i, u, value=2).sub_(i)
             torch.tanh(new, out=squashed[t])
             torch.mul(o, squashed[t], out=hiddens[t + 1])
@@ -102,6 +103,7 @@ class _LSTMSequence(torch.autograd.Function):
                 torch.where(held[t], states[t], new, out=new)
                 torch.where(held[t], hiddens[t], hiddens[t + 1], out=hiddens[t + 1])
         ctx.save_for_backward(*arguments, gates, hiddens, states, squashed)
+        # Copies, since the saved tensors must not change with the results.
         return hiddens[1:].clone(), states[-1].clone()
 
     @staticmethod
@@ -132,6 +134,7 @@ def _gradients(
     )
     slopes, units = torch.empty_like(gates), len(for_last)
     forget = gates[:, units : 2 * units]
+    # Transpose once, for a product in each step.
     back = of_hidden.mT.contiguous()
     for_state, for_hidden = for_last.clone(), torch.zeros_like(for_last)
     # Backpropagate through time, chunk by chunk from the last step to the first.
@@ -153,6 +156,7 @@ def _gradients(
                 for_state *= forget[t]
                 for_hidden = back @ slopes[t]
             else:
+                # A held token passes both gradients on to the step before.
                 for_state *= torch.where(held[t], 1.0, forget[t])
                 for_hidden = (for_hidden * held[t]).addmm_(back, slopes[t])
     # `slopes` now holds the gradients of the gates' logits in all steps.

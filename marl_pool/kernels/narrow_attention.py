@@ -83,6 +83,8 @@ class _NarrowAttention(torch.autograd.Function):
         # Sums over the queries give the gradients of keys and values.
         sums = _products(columns, q, k, None if peak is None else peak[:, :, None])
         for_value, offset, pulls = _split(sums, width)
+        # `q` contains scale / ln 2, of which the keys' gradient must contain the scale
+        # alone.
         for_key = ((v * pulls).sum(1) - offset).mul_(_LN2)
         # Padded tokens have no gradient.
         if ignore is not None:
@@ -136,6 +138,7 @@ def _attend(
         # An empty set has the sum 0, by which the other sums cannot be divided.
         total = total.clamp(min=torch.finfo(q.dtype).tiny)
     means = sums[1:] / total
+    # Values were centered on their mean.
     result = _from_rows(means[:width] + mean, query.shape[:2])
     return result, (q, k, v, peak, total, means, ignore)
 
@@ -148,7 +151,9 @@ def _peak(
     It is computed like the scores, so that it is equal to the largest of them to the
     bit. For heads of width one it is the score of the smallest or the largest key.
     """
+    # Each product is largest at an end of the keys' range.
     bound = torch.maximum(q * low, q * high).sum(0)
+    # `amax` refuses empty tensors.
     if not bound.numel() or bound.amax() <= LIMIT:
         return None
     if len(q) == 1:

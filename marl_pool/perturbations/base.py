@@ -434,6 +434,7 @@ class SampledPerturbation(Perturbation):
         if not may_read(where):
             return choose(where, self._resample(tokens, state), state)
         rows = where.nonzero()[:, 0]
+        # None or all of the rows need no indexing.
         if len(rows) in (0, len(where)):
             return self._resample(tokens, state) if len(rows) else state
         # Resample these rows as a separate batch, then put them back.
@@ -513,6 +514,7 @@ class TokenShare(ProtectingPerturbation):
         # Find each row's threshold, the score of the last token to select.
         queue = state["scores"].masked_fill(~eligible, torch.inf)
         count = self.num_chosen(eligible, state)
+        # At a count of 0 there is no such token; `count > 0` then excludes all.
         last = queue.sort(-1).values.gather(-1, (count - 1).clamp(min=0))
         return (queue <= last) & (count > 0) & eligible
 

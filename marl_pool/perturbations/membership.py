@@ -300,6 +300,7 @@ class Inject(SampledPerturbation):
         # Sort them to the front, and index among them.
         first = (~candidates).byte().argsort(dim=-1, stable=True)
         number = candidates.sum(-1, keepdim=True)
+        # Below `number`, since `choice` is below 1.
         picked = first.gather(-1, (choice * number).long())
         return picked.masked_fill(number == 0, -1)
 

@@ -79,6 +79,8 @@ class Shuffle(TokenShare):
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         if self.held is None:
             return super().sample(tokens, keys, turn)
+        # One order for all environments and episodes, so the key has no number of
+        # either.
         only = torch.zeros_like(keys[:1])
         key = stream_keys(self.held, only, only, Purpose.PERTURBATION)
         scores = uniform_like(key, only, (1, tokens.num_tokens))
@@ -117,6 +119,7 @@ class Shuffle(TokenShare):
             # A slot that is padded now may hold an older frame of a token.
             masked_features = tokens.features.masked_fill(tokens.padding[..., None], 0)
             frames = masked_features.unflatten(-1, (self.num_frames, -1))
+            # (num_envs, agents, num_frames, N, …): each frame has a separate order.
             moved = take_features(frames.transpose(-3, -2), state["origins"])
             features = moved.transpose(-3, -2).flatten(-2)
         return tokens._replace(

@@ -230,6 +230,7 @@ class Delay(ProtectingPerturbation):
     def apply_severity(
         self, tokens: Tokens, state: PerturbationState
     ) -> PerturbationState:
+        # Memory for the largest delay, whatever each environment's severity.
         longest = round(self.high * self.steps)
         first = tokens.features[:, None].expand(-1, 1 + longest, -1, -1, -1)
         late = (state["severity"] * self.steps).round().long()
@@ -305,6 +306,7 @@ class Confuse(TokenShare):
         # Self, at -1 here, is not among the types to choose from.
         num_choices = torch.where(offset < 0, self.count, self.count - 1)
         types = (state["choice"] * num_choices).long()
+        # Skip the token's present type, which is no confusion.
         types = types + ((offset >= 0) & (types >= offset)) + self.first
         confused = self.chosen(tokens, state)
         return tokens._replace(types=torch.where(confused, types, tokens.types))

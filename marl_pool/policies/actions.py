@@ -352,6 +352,8 @@ def _sample_options(
     """Sample an option from logits ``(*B, M)`` by noise ``(*B, 1)``."""
     # Count the cumulative probabilities below the noise.
     cumulative = logits.softmax(-1).cumsum(-1)
+    # The probabilities add up to 1 only up to rounding, so scale the noise by their
+    # sum.
     below = (cumulative < noise * cumulative[..., -1:]).sum(-1)
     option = below.clamp(max=last)
     if mask is None:

@@ -331,6 +331,7 @@ def _group_equal(words: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, 
         starts &= ~hidden
     # Number the groups from 0 on; padding gets the last number.
     groups = starts.cumsum(-1) - 1
+    # A batch of padding alone has no group.
     size = max(int(groups[:, -1].max()) + 1, 1)
     if hidden is not None:
         groups = groups.masked_fill(hidden, size)
@@ -348,6 +349,7 @@ def _gather_rows(words: Tensor, index: Tensor) -> Tensor:
 def _to_words(features: Tensor) -> Tensor:
     """View bytes ``(B, N, F)`` as int64 ``(B, N, W)``, zero-padded."""
     features = pad(features, (0, -features.shape[-1] % WORD)).contiguous()
+    # A view as int64 has to start at a multiple of a word.
     if features.storage_offset() % WORD:
         features = features.clone()
     return features.view(torch.int64)
@@ -357,6 +359,7 @@ def _hash(words: Tensor) -> Tensor:
     """Hash each patch, ``(B, N)`` int64."""
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**62), 2**62, words.shape[-1:], generator=generator)
+    # Products with odd factors are different for different words.
     mixed = words * (2 * factors.to(words.device) + 1)
     # A product's low bits do not depend on the factor's high bits: mix them in.
     mixed ^= mixed >> 32

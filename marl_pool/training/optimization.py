@@ -162,6 +162,7 @@ class FlatAdam(torch.optim.Adam):
             found_inf=self.found_inf,
         )
         if self.found_inf is not None:
+            # A skipped step does not count, as in torch.
             state["step"] -= self.found_inf
 
     # Otherwise torch wraps each step in a profiler record.

@@ -167,6 +167,8 @@ def uniform(keys: Tensor, count: int, start: int | Tensor = 0) -> Tensor:
     """
     places = torch.arange(count, device=keys.device) + start
     key = keys[:, None]
+    # Mix the key in twice: keys that differ by a multiple of `_GAMMA` would otherwise
+    # have shifted copies of one stream.
     bits = _mix(_mix(key + (places + 1) * _GAMMA) ^ key)
     # 52 bits and a half: with 53 the largest sum would round to 1.
     bits = (bits >> 12).bitwise_and_((1 << 52) - 1)

@@ -206,6 +206,7 @@ class CartPole(BatchedEnv):
         start, noise = uniform.split([len(self._scale), self.noise_channels], 1)
         self.state[rows, len(CHANNELS) : -1] = self._gaussian(noise)
         start = (2 * start - 1) * self._scale
+        # The pole starts around hanging down; its angle is from upright.
         start[:, 2] += math.pi
         self.put(rows, start)
 
@@ -236,10 +237,12 @@ class CartPole(BatchedEnv):
         self._angle.add_(angular_velocity, alpha=DT)
         velocity.add_(acceleration, alpha=DT)
         angular_velocity.add_(turn, alpha=DT)
+        # In place, since these are rows of the state.
         torch.cos(self._angle, out=self._cos)
         torch.sin(self._angle, out=self._sin)
 
     def _gaussian(self, uniform: Tensor) -> Tensor:
+        # The quantile function takes one number for each sample.
         return torch.special.ndtri(uniform).mul_(self.noise_std)
 
     def _channels(self) -> Tensor:
@@ -280,6 +283,7 @@ def accelerations(
 
     All quantities are in SI units and of the same shape.
     """
+    # Only new tensors are changed in place, not the arguments.
     pull = (cos * (3 * POLE_MASS * GRAVITY)).sub_(
         angular_velocity.square(), alpha=2 * POLE_MASS * POLE_LENGTH
     )

@@ -80,6 +80,7 @@ class CartPoleHeuristic(Heuristic):
         position, velocity, cos, sin, turn = readings.unbind(-1)
         swing = _swing(position, velocity, cos, sin, turn)
         # Brake where the cart would come to rest too far out.
+        # The square of the speed over twice the deceleration is the braking distance.
         stop = position + velocity * velocity.abs() / (2 * BRAKING)
         action = torch.where(stop.abs() > LAST_STOP, -stop.sign(), swing)
         # Balance where the regulator's cost to go is low.
@@ -92,6 +93,7 @@ class CartPoleHeuristic(Heuristic):
 def _swing(
     position: Tensor, velocity: Tensor, cos: Tensor, sin: Tensor, turn: Tensor
 ) -> Tensor:
+    # Energy in units of the pole's weight times half its length, 0 at rest upright.
     energy = turn.square() * (POLE_LENGTH / (3 * GRAVITY)) + cos - 1
     acceleration = -PUMP * energy * torch.tanh(2 * turn * cos)
     acceleration = acceleration - CENTER * position - DAMP * velocity

@@ -202,6 +202,7 @@ class LevelBasedForaging(BatchedEnv):
             cells.append(_sample_cell(free, draw))
             free = free.scatter(1, cells[-1][:, None], False)
         levels = 1 + (level_draws[:, :agents] * self.max_level).long()
+        # So the weakest agents together can load any food.
         max_level = levels.sort(1).values[:, :FOOD_TEAM].sum(1)
         min_level = max_level if self.cooperative else torch.ones_like(max_level)
         free, food_levels = free & self._fields, []
@@ -212,6 +213,7 @@ class LevelBasedForaging(BatchedEnv):
         ):
             cells.append(_sample_cell(free, cell_draw))
             food_level = min_level + (level_draw * (max_level - min_level + 1)).long()
+            # Level 0 is no food: there is no free cell left.
             food_levels.append(food_level.masked_fill(~free.any(1), 0))
             free = free & ~self._crowded[cells[-1]]
         places = self._cells[torch.stack(cells, 1)]
@@ -239,10 +241,13 @@ class LevelBasedForaging(BatchedEnv):
         beside = (food - self.places[:, :, None]).abs().sum(-1) == 1
         loads = beside & present[:, None] & (moves == LOAD)[..., None]
         meeting = (target[:, :, None] == target[:, None]).all(-1).sum(2)
+        # Agents that want the same cell stay where they are.
         self.places = torch.where((meeting == 1)[..., None], target, self.places)
         # Load where the agents' levels suffice.
         strength = (loads * self.levels[..., None]).sum(1)
         loaded = loads.any(1) & (strength >= self.food_levels)
+        # Loaders share food in proportion to their levels; all food of an episode is
+        # worth 1.
         numerator = self.levels[..., None] * self.food_levels[:, None]
         denominator = (strength * self.food_total[:, None]).clamp(min=1)[:, None]
         reward = numerator.to(self.dtype) / denominator.to(self.dtype)
@@ -258,11 +263,13 @@ class LevelBasedForaging(BatchedEnv):
         has_goal = (number >= 0) & (self.food_levels.gather(1, index) > 0)
         goals = self.food_places.gather(1, index[..., None].expand(-1, -1, 2))
         absent = (self.food_levels == 0)[..., None]
+        # Outside of the grid, where nothing is blocked.
         food = self.food_places.masked_fill(absent, -2)
         # Agents step around the places that those before them move to.
         places, moves = self.places.clone(), []
         for agent in range(self.num_agents):
             planned = places.clone()
+            # An agent is no obstacle to itself.
             planned[:, agent] = -2
             obstacles = torch.cat([food, self.places, planned], 1)
             obstacles[:, self.num_food + agent] = -2

@@ -42,6 +42,7 @@ def step_beside(
         blocked |= ((around < 0) | (around >= size)).any(-1)
     cell_taken, side_taken = blocked.chunk(2, -1)
     away = (cells[..., :, None, :] - sides[..., None, :, :]).square().sum(-1)
+    # Integers have no infinity.
     away = away.double().masked_fill(side_taken[..., None, :], torch.inf).amin(-1)
     distance, nearest = away.masked_fill(cell_taken, torch.inf).min(-1)
     action = torch.where(distance.isinf(), NONE, 1 + nearest)

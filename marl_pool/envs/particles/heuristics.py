@@ -77,6 +77,7 @@ class CentroidHeuristic(ForceHeuristic):
     def force(self, tokens: Tokens) -> Tensor:
         signal, missing = _of_type(tokens, self.types["signal"])
         count = (~missing).sum(-1, keepdim=True).clamp(min=1)
+        # Features are lengths and velocities divided by this scale.
         mean = signal.sum(-2) * (simple_centroid.FEATURE_SCALE / count)
         return dead_beat(mean, lead=self.lead)
 

@@ -168,6 +168,7 @@ class MPEv2(ParticleEnv):
             entities=[part for kind in self.kinds for part in self._entities(kind)],
             learners=("agent",),
             continuous_actions=continuous_actions,
+            # Show a margin, since nothing stops at the boundary.
             extent=self.boundary + 0.25,
             max_steps=max_steps,
             random_numbers={kind.name: kind.random_numbers for kind in self.kinds},
@@ -215,6 +216,8 @@ class MPEv2(ParticleEnv):
             # Numbers and times, then places of newcomers, then of the others.
             parts = [2, arrivals, 2 * arrivals, 2 * TRIES * high]
             numbers = self.sample_uniform(keys, sum(parts), start)
+            # All episodes use equally many numbers, whether or not their slots are
+            # taken.
             start += sum(parts)
             counts, times, edges, tries = numbers.split(parts, 1)
             begins = between(counts[:, :1], low, high)
@@ -227,6 +230,7 @@ class MPEv2(ParticleEnv):
             due = indices[:arrivals] < number
             lives[:, newcomers, 0] = torch.where(due, steps, NEVER)
             where, size = kind.arrival
+            # Points of radius 1; `size` is in units of the boundary.
             points = PLACES[where](edges.view(len(rows), arrivals, 2))
             state[:, newcomers, :2] = size * self.boundary * points
             places = kind.start(tries.view(len(rows), high, TRIES, 2)) * self.boundary
@@ -235,6 +239,7 @@ class MPEv2(ParticleEnv):
             all_slots = [slot for slots, _ in groups for slot in slots]
             all_places = torch.cat([places for _, places in groups], 1)
             groups = [(all_slots, all_places)]
+        # At reach 0 only coinciding places touch.
         reach = 0 if self.spacing == "no" else 2 * self.size
         for group, candidates in groups:
             # `lives` tells which of the discs an episode has.
@@ -307,6 +312,7 @@ class MPEv2(ParticleEnv):
     def penalty(self) -> Tensor:
         """Return the sum of the agents' penalties for leaving the square."""
         reach = self._positions["agent"].abs().amax(-1)
+        # The minus applies last: the limit is on the size of the penalty.
         penalty = -torch.pow(5.0, reach - BORDER).clamp(max=25)
         penalty = torch.where(reach > self.boundary, penalty, 0)
         return self.fill_absent(penalty, "agent", 1, 0).sum(1)
@@ -338,7 +344,9 @@ def spaced(candidates: Tensor, used: Tensor, reach: float) -> Tensor:
             free = ~(near & used[:, None, :number]).any(-1)
         else:
             free = ~free
+        # The last place is taken where no place is free.
         free[:, -1] = True
+        # `argmax` returns the first of the free places; it does not take bool.
         places.append(tries[rows, free.byte().argmax(1)])
     return torch.stack(places, 1)
 
@@ -399,6 +407,7 @@ def flee(env: MPEv2, kind: str) -> Tensor:
     way = torch.where(distance < FLIGHT, -way, random_way)
     place, velocity = env._positions[kind], env.velocity(kind)
     following, side = place + DT * velocity, env.boundary
+    # Along an axis on which this step would leave the square, aim at the edge.
     edge = following.sign() * side
     return drive(torch.where(following.abs() > side, edge - place, way), velocity)
 
@@ -406,6 +415,7 @@ def flee(env: MPEv2, kind: str) -> Tensor:
 def follow(env: MPEv2, kind: str) -> Tensor:
     """Go to the landmark with the least sum of distances to the agents."""
     sums = [
+        # Absent landmarks are infinitely far from all; absent agents add nothing.
         env.fill_absent(env.distances("agent", name), "agent", 1, 0).sum(1)
         for name in ("target", "decoy")
     ]
@@ -556,6 +566,7 @@ class Guard(MPEv2):
 
     def _has_goal(self) -> Tensor:
         """Return ``(num_envs, targets)`` bool."""
+        # Goals are drawn at step 1 and every `GOAL_STEPS` steps after it.
         last_draw = self.steps - (self.steps - 1) % GOAL_STEPS
         targets = self._slices["target"]
         began = self._lives[:, targets, 0] < last_draw[:, None]
@@ -564,6 +575,7 @@ class Guard(MPEv2):
     def way_to_goals(self) -> Tensor:
         """Draw goals where they are due, and return the ways ``(num_envs, n, 2)``."""
         draws = self.steps % GOAL_STEPS == 1
+        # Where no value may be read, always draw: `_draw_goals` keeps what is not due.
         if not may_read(draws) or draws.any():
             self._draw_goals(draws)
         return self._ways_now()
@@ -576,6 +588,7 @@ class Guard(MPEv2):
         place = self._positions["target"]
         keys = stream_keys(self.seed, self.env_ids, self.episodes, Purpose.DYNAMICS, 1)
         count = place.shape[1] * GOAL_TRIES * 2
+        # Each draw has a separate part of the stream.
         first = self.steps[:, None] // GOAL_STEPS * count
         numbers = uniform(keys, count, first).to(self.dtype)
         shift = GOAL_SHIFT * (2 * numbers.view(-1, place.shape[1], GOAL_TRIES, 2) - 1)

@@ -106,6 +106,8 @@ class PairingScript(ForceHeuristic):
         rounds = self.rounds(is_agent.sum(-1), is_goal.sum(-1))
         nearest = goals.gather(-1, distance[..., 0, :].argmin(-1, keepdim=True))[..., 0]
         goal = torch.full_like(types[..., 0], -1)
+        # Pair the agents that are still free in each round, as long as entities may
+        # have more of them.
         for number in range(self.most_rounds):
             distance = distance.masked_fill(
                 (number >= rounds)[..., None, None], torch.inf
@@ -143,6 +145,7 @@ def least_pairs(distance: Tensor) -> Tensor:
     """
     num_rows, num_columns = distance.shape[-2:]
     device, batch = distance.device, distance.shape[:-2]
+    # A pair that is not allowed costs as much as none, and is removed at the end.
     cost = distance.clamp(max=FAR).view(-1, num_rows, num_columns)
     bits = 1 << torch.arange(num_columns, device=device)
     subsets = torch.arange(1 << num_columns, device=device)
@@ -153,6 +156,8 @@ def least_pairs(distance: Tensor) -> Tensor:
     least[:, 0] = 0
     decisions = []
     for row in range(num_rows):
+        # Option 0 is no column for this row; option j adds column j - 1 to a set that
+        # lacks it.
         pairs = least[:, before] + cost[:, row, None]
         pairs = pairs.masked_fill(~has_column, torch.inf)
         options = torch.cat((least[..., None] + FAR, pairs), -1)
@@ -160,6 +165,7 @@ def least_pairs(distance: Tensor) -> Tensor:
         decisions.append(decision)
     columns = least.argmin(-1, keepdim=True)
     partner = []
+    # The bits by which an option changes the set of columns; 0 for no column.
     steps = torch.cat((bits.new_zeros(1), bits))
     for decision in reversed(decisions):
         option = decision.gather(1, columns)
@@ -217,6 +223,7 @@ class EvadingScript(ForceHeuristic):
     def force(self, tokens: Tokens) -> Tensor:
         observer = observer_features(tokens)
         pushes = observer.new_tensor(DIRECTIONS) * self.acceleration
+        # Zeros for each of the choices.
         shift = torch.zeros_like(observer[..., None, :2]) + 0 * pushes
         velocity = observer[..., None, 2:].expand_as(shift)
         for _ in range(FORESIGHT):

@@ -285,6 +285,8 @@ class ParticleEnv(BatchedEnv):
         self._contacts = self._find_contacts()
         self._starting = tuple(kind for kind in starting for _ in range(kind.count))
         if self._population is not None or changing:
+            # A broadcast array repeats one row in memory; each entity needs a separate
+            # one.
             lives = np.broadcast_to([0, NEVER], (num_envs, len(kinds), 2))
             self.lives = self._constant(lives.copy(), torch.int64)
         self._bind(self._constant(np.zeros((num_envs, len(kinds), 4))))
@@ -350,9 +352,11 @@ class ParticleEnv(BatchedEnv):
         assert self.lives is not None
         start.lives = self.lives[:, slots]
         start.place(rows, self._reset_keys(rows))
+        # `place` may have replaced other tensors of the copy.
         for name in set(self.state_names) - {"state"}:
             setattr(self, name, getattr(start, name))
         ids, episodes = self.env_ids[rows], self.episodes[rows]
+        # A separate stream, so that rules do not change the start.
         keys = stream_keys(self.seed, ids, episodes, Purpose.RESET, part=1)
         starts = start.lives[rows] if self._changing else None
         lives, newcomers = self._population.sample(keys, starts)
@@ -369,6 +373,7 @@ class ParticleEnv(BatchedEnv):
         for name, (origin, types, padding) in self._views.items():
             # index_select on flat indices is several times faster than indexing by [].
             features = self.state.index_select(1, self._order[name].flatten())
+            # In place: `index_select` has copied the state.
             features = features.view(*types.shape, 4).sub_(origin)
             if self.feature_scale != 1:
                 features.div_(self.feature_scale)
@@ -387,6 +392,7 @@ class ParticleEnv(BatchedEnv):
             return padding
         present = self.present.index_select(1, order.flatten())
         present = present.view(self.num_envs, *order.shape)
+        # An absent observer, which is its first token, perceives nothing.
         return ~(present & present[..., :1])
 
     @property
@@ -427,6 +433,7 @@ class ParticleEnv(BatchedEnv):
         """
         count, places = len(self.entities), self._slices[name]
         members = torch.arange(places.start, places.stop, device=self.device)
+        # Count from the first immovable entity, so that the movable ones come last.
         order = self_first((members - self.num_movable) % count, count)
         order = (order + self.num_movable) % count
         # The kind of the observer need not have a type, if it has one member.
@@ -453,6 +460,7 @@ class ParticleEnv(BatchedEnv):
         # Absent entities rest where they were or will be.
         before = self.state.clone()
         self._move(forces)
+        # In place, since `_bind` holds views of the state.
         self.state.copy_(torch.where(self.present[..., None], self.state, before))
 
     def _move(self, forces: Tensor) -> None:
@@ -486,6 +494,7 @@ class ParticleEnv(BatchedEnv):
             pair = present[:, pushed, None] & present[:, None, pushing]
             strength = strength.masked_fill_(~pair, 0)
         pushes = delta.mul_(strength).sum(-1).movedim(0, -1)
+        # All movable entities collide, so there is a force for each.
         if pushes.shape == self._velocity.shape:
             return pushes
         forces = torch.zeros_like(self._velocity)
@@ -562,6 +571,7 @@ class ParticleEnv(BatchedEnv):
         """Return the pushed and the pushing entities, and the distances of contact."""
         pushing = [i for i, kind in enumerate(self.entities) if kind.collide]
         pushed = [i for i in pushing if self.entities[i].movable]
+        # A contact needs two entities, one of which can move.
         if not pushed or len(pushing) < 2:
             return None
         if (pairs := len(pushed) * len(pushing)) > LARGEST_OBSERVATION:

@@ -91,6 +91,7 @@ PLACES: dict[str, Callable[[Tensor], Tensor]] = {
 
 def between(numbers: Tensor, low: int, high: int) -> Tensor:
     """Convert numbers in (0, 1) to integers from ``low`` to ``high``, both included."""
+    # A product may round up to the next integer.
     return numbers.mul(high - low + 1).long().clamp(max=high - low) + low
 
 

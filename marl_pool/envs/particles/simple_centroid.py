@@ -179,6 +179,8 @@ class SimpleCentroid(ParticleEnv):
         # Agents steer, signal entities wander, and noise entities rest.
         pushes = self._steering["agent"].forces(actions["agent"])
         turns = self.dynamics.next()[..., None]
+        # A random angle for each entity: with the phases 0 and π/2 its sines are the
+        # coordinates of a unit vector.
         angles = torch.add(self._phases, turns, alpha=2 * math.pi)
         wandering = angles.sin_().mul_(self.signal_acceleration)
         self.integrate(torch.cat((pushes, wandering), 1))

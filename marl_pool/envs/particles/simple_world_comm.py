@@ -135,6 +135,7 @@ class SimpleWorldComm(SpeakingEnv):
     def mark(self, group: str, features: Tensor) -> None:
         marks, agents = features[..., MOTION:], self._slices[group]
         forests = self._slices["forest"]
+        # Tokens: self, then the immovable entities in their order.
         first = 1 + forests.start - self.num_movable
         inside = self._in_forests()
         sight = 2 * inside[:, agents].to(self.dtype) - 1
@@ -160,6 +161,7 @@ class SimpleWorldComm(SpeakingEnv):
     def _sees(self, inside: Tensor) -> Tensor:
         """Return which agents see which, ``(num_envs, agents, agents)`` bool."""
         hidden = inside.any(2)
+        # Both are in the same forest.
         shared = (inside[:, :, None] & inside[:, None]).any(3)
         return shared | ~(hidden[:, :, None] | hidden[:, None])
 
@@ -175,6 +177,7 @@ class SimpleWorldComm(SpeakingEnv):
         meal = self.fill_absent(distances(prey, food), "food", 2, torch.inf)
         caught = chase < SIZES["predator"] + SIZES["agent"]
         caught = self.fill_absent(caught, hunters, 1, False)
+        # Every predator gains by the touches of all.
         touches = caught.sum((1, 2), dtype=self.dtype)[:, None]
         hunting = 5 * touches - 0.1 * chase.amin(2)
         eaten = (meal < SIZES["agent"] + SIZES["food"]).sum(2, dtype=self.dtype)

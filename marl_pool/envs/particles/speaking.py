@@ -19,7 +19,7 @@ from marl_pool.envs.particles.physics import (
     ParticleOptions,
     distances,
 )
-from marl_pool.envs.particles.population import NEVER
+from marl_pool.envs.particles.population import NEVER, between
 from marl_pool.options.types import Episodes
 from marl_pool.tokens import Tokens, TokenSpec
 
@@ -206,6 +206,7 @@ class SpeakingEnv(ParticleEnv):
         super()._place_rows(rows)
         if self.lives is not None and self.num_goals:
             ends = self.lives[rows, self._slices["landmark"], 1]
+            # The landmark that is the goal stays, whichever the rules would remove.
             ends = ends.scatter(1, self.goal[rows], NEVER)
             self.lives[rows, self._slices["landmark"], 1] = ends
 
@@ -220,8 +221,7 @@ class SpeakingEnv(ParticleEnv):
         )
         self.state[rows, :, 2:] = 0
         if self.num_goals:
-            number = self.num_landmarks
-            self.goal[rows] = choice.mul(number).long().clamp_(max=number - 1)
+            self.goal[rows] = between(choice, 0, self.num_landmarks - 1)
         self.words[rows] = 0
 
     def hear(self, actions: Tensor) -> Tensor:
@@ -230,6 +230,7 @@ class SpeakingEnv(ParticleEnv):
         if self._continuous:
             self.words = actions[..., moves:].detach().to(self.dtype).clamp(0, 1)
             return actions[..., :moves]
+        # A choice is move + MOVES * word.
         words = actions // MOVES if moves else actions
         self.words = one_hot(words.long(), self.num_words).to(self.dtype)
         return actions % MOVES

@@ -115,6 +115,7 @@ class PongHeuristic(Heuristic):
     def _target(self, ball: BrightSpot, old: BrightSpot) -> Tensor:
         # Extrapolate the ball to the paddle's column, reflected at the walls.
         velocity_x, velocity_y = ball.column - old.column, ball.row - old.row
+        # A ball that does not approach is masked below; avoid a division by 0.
         steps = (HIT - ball.column) / velocity_x.clamp(min=SLOWEST)
         crossing = _reflect(ball.row + velocity_y * steps.clamp(0, FARTHEST))
         approaching = ball.present & old.present & (velocity_x > SLOWEST)

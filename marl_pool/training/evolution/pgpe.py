@@ -101,13 +101,16 @@ class PGPE(Strategy):
         self.count += 1
         self.slope = self.slope.lerp(gradient, 1 - self.momentum)
         self.squares = self.squares.lerp(gradient.square(), 1 - BETA)
+        # Correct the moments for their start at 0.
         slope = self.slope / (1 - self.momentum**self.count)
         size = (self.squares / (1 - BETA**self.count)).sqrt() + EPSILON
         self.mean = self.mean + lr * slope / size
         # Widen the parameters whose large steps were good, and narrow the others.
+        # The log-density's derivative by the log of the deviation is ε² - 1.
         spread = (plus + minus) / 2 @ (steps.square() - 1) / pairs
         change = (self.std_lr * spread).clamp(-LARGEST_CHANGE, LARGEST_CHANGE)
         k = self.count
+        # The ratio of two successive values of 1 / (1 + decay k).
         shrunk = (1 + self.std_decay * (k - 1)) / (1 + self.std_decay * k)
         self.std = (self.std * (1 + change) * shrunk).clamp(min=self.std_floor)
 

@@ -323,6 +323,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             or tokens.action_mask is not None
         ):
             return None
+        # `train` visits all submodules, so do not call it in every step.
         if not module.training:
             module.train()
         columns = (Columns.OBS, *STEP_COLUMNS)
@@ -386,11 +387,13 @@ class BatchedPPOLearner(PPOTorchLearner):
         """Clip the gradients and update the weights, unless a number is not finite."""
         gradients = {mid: cast(Tensor, self._flat[mid].values.grad) for mid in losses}
         norms = {mid: gradient.norm() for mid, gradient in gradients.items()}
+        # The sum of a norm and a loss is finite only if both are.
         bad = {mid: _is_bad(norms[mid] + losses[mid]) for mid in losses}
         # No branch here, which would wait for the GPU.
         skip = functools.reduce(torch.maximum, bad.values())
         for mid, gradient in gradients.items():
             if (limit := self.config.grad_clip) is not None:
+                # As `torch.nn.utils.clip_grad_norm_`, its 1e-6 included.
                 gradient *= (limit / (norms[mid] + 1e-6)).clamp(max=1.0)
             (optimizer,) = (opt for _, opt in self.get_optimizers_for_module(mid))
             optimizer.found_inf = skip
@@ -512,6 +515,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         if self.config.num_learners < 2:
             return mean
         count = (~numbers.isnan()).sum()
+        # The mean of no step is NaN; its count is 0.
         sums = torch.stack([mean.nan_to_num() * count, count])
         distributed.all_reduce(sums)
         return sums[0] / sums[1]
@@ -545,4 +549,5 @@ class BatchedPPOLearner(PPOTorchLearner):
 
 def _is_bad(number: Tensor) -> Tensor:
     """Return 1.0 if a number is NaN or infinite, else 0.0."""
+    # NaN and infinity less themselves are NaN, which differs from 0.
     return (number - number != 0).float()

@@ -125,6 +125,7 @@ class PPOTerms:
 
 def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
     """Return the share of the targets' variance that values explain, at least -1."""
+    # Avoid 0 / 0 where all targets are equal.
     variance = targets.var(correction=0) + 1e-6
     unexplained = (targets - values).var(correction=0) / variance
     return (1 - unexplained).clamp(min=-1)

@@ -40,6 +40,7 @@ class ValueNorm(nn.Module):
     def update(self, targets: Tensor) -> None:
         """Add a batch of targets, of any shape, over all learners."""
         numbers = targets.double()
+        # All in one tensor, so that learners exchange a single message.
         sums = torch.stack(
             [numbers.sum(), numbers.square().sum(), numbers.new_tensor(numbers.numel())]
         )
