@@ -188,6 +188,7 @@ def validate_presence(
     breaches = _breaches(env, presence, rewards)
     if playing is not None:
         breaches = {rule: mask & playing[:, None] for rule, mask in breaches.items()}
+    # One read for all rules.
     if not torch.stack([mask.any() for mask in breaches.values()]).any():
         return
     # Report the earliest step with a breach, and of its rules the first.
@@ -257,6 +258,7 @@ def validate_types(
         playing: ``(num_envs,)`` bool, environments to check; None for all.
     """
     count = env.groups[group].tokens.num_types
+    # Usually even padding has a declared type, which two numbers tell.
     low, high = tokens.types.aminmax()
     if low >= 0 and high < count:
         return

@@ -203,6 +203,7 @@ def _columns(
     torch.sub(v, mean, out=values)
     torch.sub(k, middle, out=keys)
     if ignore is not None:
+        # Padding then adds 0 to each sum, whatever its weight.
         columns[1 : 1 + 2 * width].masked_fill_(ignore, 0.0)
     torch.mul(keys[:, None], values, out=products)
     return columns, low - middle, high - middle, mean

@@ -202,6 +202,7 @@ class SetNetwork(nn.Module):
             pooling: name of the head.
         """
         before = {name: part.clone() for name, part in self.state_dict().items()}
+        # The trial must not advance the random generator.
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             where = pooling
             try:
@@ -242,6 +243,7 @@ class SetNetwork(nn.Module):
                     f"{where}: expected a state of the same tensors and shapes before "
                     f"and after a forward pass, got another {min(changed)!r}"
                 )
+            # A pass may change buffers, such as running means.
             for name, part in before.items():
                 after[name].copy_(part)
 
@@ -258,6 +260,7 @@ class SetNetwork(nn.Module):
         pooled, encoded = self.pooling(x, padding, types), x
         if padding is not None:
             encoded = x.masked_fill(padding[..., None], 0.0)
+        # The head's extra tokens come first.
         return pooled, encoded[:, self.pooling.extra_tokens :]
 
     def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -348,6 +351,7 @@ def validate_mixing(
     encoder: Encoder, pooling: Pooling, pooling_name: str, encoder_name: str
 ) -> None:
     """Raise InputError if a class token would not meet the tokens of the set."""
+    # A MultiPooling counts by the heads inside it.
     heads = {type(x) for x in pooling.modules() if isinstance(x, Pooling)}
     if heads <= {ClsPooling, MultiPooling} and not encoder.mixes_first:
         raise InputError(

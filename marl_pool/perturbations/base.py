@@ -541,6 +541,7 @@ def _mix(where: Tensor, perturbed: Tokens, tokens: Tokens) -> Tokens:
         *batch, _, width = perturbed.features.shape
         types = tokens.types.new_zeros(*batch, added)
         features = tokens.features.new_zeros(*batch, added, width)
+        # Type 0 is padding here: all added slots.
         tokens = append(tokens, Tokens(features, types, types == 0))
     where = where[..., None]
     return tokens._replace(

@@ -294,6 +294,7 @@ class Inject(SampledPerturbation):
         if self.place == "near":
             candidates = present & (tokens.types == SELF_TYPE)
         else:
+            # Beside tokens of the same type or, without any, beside all others.
             alike = present & (tokens.types == self.type_index)
             others = present & ((tokens.types != SELF_TYPE) | (not self.has_self))
             candidates = torch.where(alike.any(-1, keepdim=True), alike, others)

@@ -134,6 +134,7 @@ class CartPole(BatchedEnv):
         order = [*range(sensors)] * duplicates + [*range(sensors, channels)]
         self._token_channels = order
         self._order = self._constant(order, torch.int64)
+        # Without ids all tokens have the type 0.
         self._types = self._order * channel_ids
         # Initial states are sampled within this scale.
         self._scale = self._constant((TRACK, start_speed, start_angle, start_speed))

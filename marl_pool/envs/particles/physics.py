@@ -104,6 +104,7 @@ class Steering:
             away = force[..., None, :] - self._pushes.to(force)
             return away.square().sum(-1).argmin(-1)
         push = (force / self.acceleration).clamp(-1, 1)
+        # Push to one side of each axis, since opposite pushes cancel.
         leftward, downward = (-push).clamp(min=0).unbind(-1)
         rightward, upward = push.clamp(min=0).unbind(-1)
         return torch.stack(

@@ -153,6 +153,7 @@ class StateTokens:
         by_group = {}
         for name, team in self.teams.items():
             count = len(team.agents)
+            # Repeat, not expand: each agent gets separate marks below.
             by_group[name] = tokens.map(
                 lambda part, n=count: part[:, None].repeat(  # type: ignore[misc]
                     1, n, *[1] * (part.dim() - 1)

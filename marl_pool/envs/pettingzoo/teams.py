@@ -359,6 +359,7 @@ class StepArrays:
                 place = tuple(np.argwhere((numbers != 0) & (numbers != 1))[0])
                 problem = f": {MASK}: expected numbers 0 and 1, got {numbers[place]:g}"
                 raise self._error(name, place[:2], problem)
+            # Count the allowed options of each choice, which are contiguous.
             firsts = np.cumsum((0, *spec.sizes[:-1]))
             allowed = np.add.reduceat(arrays[MASK] != 0, firsts, -1, np.int64)
             stuck = arrays["active"] & ~allowed.all(-1)

@@ -108,6 +108,7 @@ class ViewMaker:
             return not value.keys().isdisjoint(self.teams)
         if key not in MAPPINGS or value is None:
             return isinstance(value, dict)
+        # A slice is a mapping too, which has a start.
         return all(
             isinstance(part, dict) and "start" not in part for part in value.values()
         )
