@@ -5,7 +5,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.particles.heuristics import ForceHeuristic
-from marl_pool.envs.particles.mpev2_scripts import least_pairs
+from marl_pool.envs.particles.mpev2_heuristics import least_pairs
 from marl_pool.envs.particles.physics import dead_beat
 from marl_pool.envs.scripted import Heuristic
 from marl_pool.tokens import Tokens

@@ -45,12 +45,12 @@ ENVS = Registry(
         "car_racing": "marl_pool.envs.car_racing.env:CarRacing",
         "cartpole": "marl_pool.envs.cartpole.env:CartPole",
         "lbforaging": "marl_pool.envs.foraging.env:LevelBasedForaging",
-        "mpev2_adversary": "marl_pool.envs.particles.mpev2:Adversary",
-        "mpev2_guard": "marl_pool.envs.particles.mpev2:Guard",
-        "mpev2_hunt": "marl_pool.envs.particles.mpev2:Hunt",
-        "mpev2_repel": "marl_pool.envs.particles.mpev2:Repel",
-        "mpev2_spread": "marl_pool.envs.particles.mpev2:Spread",
-        "mpev2_tag": "marl_pool.envs.particles.mpev2:Tag",
+        "mpev2_adversary": "marl_pool.envs.particles.mpev2_tasks:Adversary",
+        "mpev2_guard": "marl_pool.envs.particles.mpev2_tasks:Guard",
+        "mpev2_hunt": "marl_pool.envs.particles.mpev2_tasks:Hunt",
+        "mpev2_repel": "marl_pool.envs.particles.mpev2_tasks:Repel",
+        "mpev2_spread": "marl_pool.envs.particles.mpev2_tasks:Spread",
+        "mpev2_tag": "marl_pool.envs.particles.mpev2_tasks:Tag",
         "pettingzoo": "marl_pool.envs.pettingzoo.env:PettingZooEnv",
         "pong": "marl_pool.envs.pong.env:Pong",
         "simple_adversary": "marl_pool.envs.particles.simple_adversary:SimpleAdversary",
@@ -72,6 +72,7 @@ ENVS = Registry(
 VERSIONS = {name: 0 for name in ENVS.built_in if name != "pettingzoo"}
 """`BatchedEnv.version` of each environment with an id, known without importing it."""
 
+_MPEV2 = "marl_pool.envs.particles.mpev2_heuristics"
 _SPEAKING = "marl_pool.envs.particles.speaking_heuristics"
 _WORLD_COMM = "marl_pool.envs.particles.world_comm_heuristics"
 
@@ -79,12 +80,12 @@ HEURISTICS: dict[str, str | dict[str, str]] = {
     "boxworld": "marl_pool.envs.boxworld.solver:BoxWorldHeuristic",
     "cartpole": "marl_pool.envs.cartpole.heuristic:CartPoleHeuristic",
     "lbforaging": "marl_pool.envs.foraging.heuristic:ForagingHeuristic",
-    "mpev2_adversary": "marl_pool.envs.particles.mpev2_scripts:AdversaryScript",
-    "mpev2_guard": "marl_pool.envs.particles.mpev2_scripts:GuardScript",
-    "mpev2_hunt": "marl_pool.envs.particles.mpev2_scripts:HuntScript",
-    "mpev2_repel": "marl_pool.envs.particles.mpev2_scripts:RepelScript",
-    "mpev2_spread": "marl_pool.envs.particles.mpev2_scripts:SpreadScript",
-    "mpev2_tag": "marl_pool.envs.particles.mpev2_scripts:TagScript",
+    "mpev2_adversary": f"{_MPEV2}:MPEv2AdversaryHeuristic",
+    "mpev2_guard": f"{_MPEV2}:MPEv2GuardHeuristic",
+    "mpev2_hunt": f"{_MPEV2}:MPEv2HuntHeuristic",
+    "mpev2_repel": f"{_MPEV2}:MPEv2RepelHeuristic",
+    "mpev2_spread": f"{_MPEV2}:MPEv2SpreadHeuristic",
+    "mpev2_tag": f"{_MPEV2}:MPEv2TagHeuristic",
     "pong": "marl_pool.envs.pong.heuristic:PongHeuristic",
     "simple_adversary": dict.fromkeys(
         ("adversary", "agent"), f"{_SPEAKING}:GoalHeuristic"

@@ -13,8 +13,9 @@ from scipy.optimize import linear_sum_assignment
 
 from helpers.particles import mpe2_step, mpe2_world, particles
 from marl_pool.envs import make_batched_env, make_heuristic
-from marl_pool.envs.particles.mpev2 import MPEv2, chase, drive, flee, spaced
-from marl_pool.envs.particles.mpev2_scripts import least_pairs
+from marl_pool.envs.particles.mpev2 import MPEv2, spaced
+from marl_pool.envs.particles.mpev2_heuristics import least_pairs
+from marl_pool.envs.particles.mpev2_motion import chase, drive, flee
 from marl_pool.envs.particles.population import NEVER
 from marl_pool.envs.scripted import scripted_policy
 from marl_pool.rollout import Rollout

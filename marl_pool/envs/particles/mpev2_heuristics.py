@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
-from marl_pool.envs.particles import mpev2
+from marl_pool.envs.particles import mpev2_tasks
 from marl_pool.envs.particles.heuristics import (
     ForceHeuristic,
     is_observer,
@@ -16,7 +16,7 @@ from marl_pool.envs.particles.heuristics import (
 )
 from marl_pool.envs.particles.mpev2 import MASS, MPEv2
 from marl_pool.envs.particles.physics import DAMPING, DIRECTIONS, DT, dead_beat
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, take_features
 
 FORESIGHT = 12
 """Steps for which an evading agent simulates each choice."""
@@ -26,7 +26,7 @@ FAR = 100.0
 """Cost of leaving an agent without an entity, above all distances."""
 
 
-class PairingScript(ForceHeuristic):
+class PairingHeuristic(ForceHeuristic):
     """Go to an entity that is assigned to no other agent, by a dead-beat force.
 
     Agents and entities are paired anew in each step, with the least sum of distances.
@@ -87,14 +87,14 @@ class PairingScript(ForceHeuristic):
         is_self = is_observer(tokens)
         is_agent = ((types == self.types["agent"]) & present) | is_self
         is_goal = (types == self.types[self.goal]) & present
-        # The observer is the first of the agents.
+        # The observer is the first of the agents: 2 ranks before 1, and others have 0.
         ranks = (is_agent.byte() + is_self.byte(), is_goal.byte())
         agents, goals = (
             rank.argsort(dim=-1, descending=True, stable=True)[..., :most]
             for rank, most in zip(ranks, self.most, strict=True)
         )
         goal_places, agent_places = (
-            _gather(relative, slots)[..., :2] for slots in (goals, agents)
+            take_features(relative, slots)[..., :2] for slots in (goals, agents)
         )
         away = goal_places[..., None, :, :] - agent_places[..., None, :]
         distance = torch.hypot(away[..., 0], away[..., 1])
@@ -123,12 +123,6 @@ class PairingScript(ForceHeuristic):
 def _relative(tokens: Tokens) -> Tensor:
     """Return the features, with 0 for the observer's own token."""
     return tokens.features.masked_fill(is_observer(tokens)[..., None], 0)
-
-
-def _gather(features: Tensor, slots: Tensor) -> Tensor:
-    return features.gather(
-        -2, slots[..., None].expand(*slots.shape, features.shape[-1])
-    )
 
 
 def least_pairs(distance: Tensor) -> Tensor:
@@ -176,35 +170,35 @@ def least_pairs(distance: Tensor) -> Tensor:
     return pairs.masked_fill(~length.isfinite(), -1)
 
 
-class SpreadScript(PairingScript):
+class MPEv2SpreadHeuristic(PairingHeuristic):
     """Cover the targets, each by one agent."""
 
-    task = mpev2.Spread
+    task = mpev2_tasks.Spread
 
 
-class AdversaryScript(PairingScript):
+class MPEv2AdversaryHeuristic(PairingHeuristic):
     """Cover the targets, each by one agent."""
 
-    task = mpev2.Adversary
+    task = mpev2_tasks.Adversary
 
 
-class HuntScript(PairingScript):
+class MPEv2HuntHeuristic(PairingHeuristic):
     """Hunt the adversaries, each by one agent."""
 
-    task, goal = mpev2.Hunt, "adversary"
+    task, goal = mpev2_tasks.Hunt, "adversary"
 
 
-class GuardScript(PairingScript):
+class MPEv2GuardHeuristic(PairingHeuristic):
     """Guard each target by as many agents as the reward counts, at a small distance."""
 
-    task, standoff, most_rounds = mpev2.Guard, 0.14, 4
+    task, standoff, most_rounds = mpev2_tasks.Guard, 0.14, 4
 
     @override
     def rounds(self, agents: Tensor, goals: Tensor) -> Tensor:
         return (agents + goals - 1) // goals.clamp(min=1)
 
 
-class EvadingScript(ForceHeuristic):
+class EvadingHeuristic(ForceHeuristic):
     """Take the one of five choices that leads farthest from the adversaries.
 
     Each choice is simulated for twelve steps, in which the adversaries rest. One that
@@ -243,13 +237,13 @@ class EvadingScript(ForceHeuristic):
         return pushes[score.argmax(-1)]
 
 
-class TagScript(EvadingScript):
+class MPEv2TagHeuristic(EvadingHeuristic):
     """Keep away from the nearest adversary."""
 
-    task, nearest = mpev2.Tag, True
+    task, nearest = mpev2_tasks.Tag, True
 
 
-class RepelScript(EvadingScript):
+class MPEv2RepelHeuristic(EvadingHeuristic):
     """Keep away from the adversaries."""
 
-    task, nearest = mpev2.Repel, False
+    task, nearest = mpev2_tasks.Repel, False
