@@ -3,7 +3,7 @@
 Each verb names a default option for each group. Presets choose other options and set
 keys; what the user types takes precedence. An option holds the defaults of a
 constructor's signature, or the keys of a YAML file on top of the options that it names
-as ``defaults``; a list named ``KEY+`` is appended to that of ``KEY``. Any key is
+as ``defaults``; a list named ``KEY+`` is appended to ``KEY``'s. Any key is
 composed; the check that follows compares it with the signature.
 """
 

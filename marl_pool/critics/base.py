@@ -131,7 +131,7 @@ class OwnCritic(Critic):
 def of_present(
     function: Callable[[Tokens], Result], tokens: Tokens, present: Tensor
 ) -> Result:
-    """Compute the rows of agents that are present, and 0 for those of absent agents.
+    """Compute the rows of agents that are present; the rows of absent agents are 0.
 
     On a GPU, where counting the agents would stall the queue, all rows are computed,
     and the results of absent agents are meaningless.

@@ -143,10 +143,10 @@ def measure(
     del env
     # Add the baselines in each environment, and repeat with sampled actions what
     # depends on them. A baseline does so by its opponents, the groups not trained.
-    others = [
+    unpaired = [
         Case(name, group_policies) for name, group_policies in (baselines or {}).items()
     ]
-    others += [
+    unpaired += [
         Case(name, group_policies, name=TRANSFER, transfer=transfer)
         for transfer in transfers
         if not transfer.missing
@@ -155,8 +155,8 @@ def measure(
     if stochastic:
         cases += [replace(case, explore=True) for case in cases]
     if stochastic and fixed:
-        others += [replace(case, explore=True) for case in others]
-    cases += others
+        unpaired += [replace(case, explore=True) for case in unpaired]
+    cases += unpaired
     cases = _with_float32(cases, policies)
 
     # Play them; drops are paired with the clean returns of the same precision.

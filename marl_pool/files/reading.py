@@ -254,7 +254,7 @@ def read_npz(file: Path, max_bytes: int = ARRAY_BYTES) -> "dict[str, np.ndarray]
         with zipfile.ZipFile(file) as archive:
             # zipfile reads no more of a member than the size that it claims.
             members = archive.infolist()
-            # NumPy writes no other; those of LZMA and bzip2 raise errors of their own.
+            # NumPy uses no other methods; LZMA and bzip2 have errors not caught below.
             if {member.compress_type for member in members} - NPZ_METHODS:
                 raise ValueError(f"{file} is damaged: compressed as NumPy never does")
             names = {member.filename: member.file_size for member in members}

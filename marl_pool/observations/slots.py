@@ -13,8 +13,8 @@ from marl_pool.utils.errors import UnfitTokensError
 class Slots:
     """The slots of an observation, and the tokens that each can hold.
 
-    A slot holds tokens of its kind: a row of a matrix those of this matrix, a number of
-    a vector only the token of this number.
+    A slot holds tokens of its kind: a row of a matrix any token of this matrix, a
+    number of a vector only the token of this number.
     """
 
     slot_kinds: tuple[int, ...]

@@ -74,8 +74,8 @@ def make_perturbation(
     Args:
         name: one of `perturbation_names`, or ``package.module:Class``.
         specs: of the perturbed tokens of each group of agents. Where the groups differ,
-            `Perturbation.for_group` returns the perturbation of each: the attributes in
-            `CONTEXT` are those of its tokens.
+            `Perturbation.for_group` returns the perturbation of each, with its tokens'
+            attributes in `CONTEXT`.
         **options: of its constructor; every perturbation takes ``severity``, in [0, 1].
 
     Raises:

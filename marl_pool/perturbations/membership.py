@@ -296,8 +296,8 @@ class Inject(SampledPerturbation):
         else:
             # Beside tokens of the same type or, without any, beside all others.
             alike = present & (tokens.types == self.type_index)
-            others = present & ((tokens.types != SELF_TYPE) | (not self.has_self))
-            candidates = torch.where(alike.any(-1, keepdim=True), alike, others)
+            neighbors = present & ((tokens.types != SELF_TYPE) | (not self.has_self))
+            candidates = torch.where(alike.any(-1, keepdim=True), alike, neighbors)
         # Sort them to the front, and index among them.
         first = (~candidates).byte().argsort(dim=-1, stable=True)
         number = candidates.sum(-1, keepdim=True)

@@ -248,7 +248,7 @@ def _in_eval_mode(policy: SpecifiedPolicy) -> Iterator[None]:
 def _random_mask(actions: ActionSpec, batch: int, extra: int) -> Tensor:
     """Sample masks that allow the last option of each choice, and others.
 
-    ``extra`` options follow those of the action space.
+    ``extra`` options follow the action space's.
     """
     generator = torch.Generator().manual_seed(1)
     mask = torch.rand(batch, actions.num_options + extra, generator=generator) < 0.5

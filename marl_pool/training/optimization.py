@@ -27,6 +27,9 @@ def descend(
         loss: scalar to minimise.
         lr: learning rate of this step.
         grad_clip: maximum global norm of the gradient, or None for no limit.
+
+    Returns:
+        The norm, a scalar.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -73,7 +76,7 @@ class FlatParameters:
         self._gradients = self.split(self._gradient)
 
     def split(self, flat: Tensor) -> list[Tensor]:
-        """Return views of a flat tensor in the shapes of the parameters."""
+        """Return views of ``flat`` ``(total,)`` in the shapes of the parameters."""
         parts = flat.split([parameter.numel() for parameter in self.parameters])
         return [p.view_as(q) for p, q in zip(parts, self.parameters, strict=True)]
 
@@ -101,7 +104,7 @@ class FlatParameters:
             parameter.grad = gradient
 
     def gather_grad(self) -> Tensor:
-        """Copy the parameters' gradients to `values`' gradient, and return it."""
+        """Copy the parameters' gradients to `values`' ``(total,)``, and return it."""
         gradients = [
             torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters
         ]

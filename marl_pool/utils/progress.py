@@ -24,7 +24,7 @@ class Progress:
     while is shown with the time that it has taken.
 
     Args:
-        total: units of work, including those of a resumed run; 0 if unknown.
+        total: units of work, including a resumed run's; 0 if unknown.
         unit: name of the unit.
         done: units finished so far; initially, by the resumed run.
         time_limit: seconds after which the work ends in any case, or None for no limit.

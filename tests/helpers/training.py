@@ -27,7 +27,7 @@ PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 def run_python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[Any]:
     """Run Python in another process; return its status and, as text, its output.
 
-    ``options`` are those of `subprocess.run`.
+    ``options`` are `subprocess.run`'s.
     """
     command = [sys.executable, *map(str, arguments)]
     options = {**PIPES, "text": True, "timeout": PATIENCE, **options}

@@ -113,10 +113,10 @@ class Steering:
 
 
 def dead_beat(away: Tensor, mass: float = 1.0, lead: float = LEAD) -> Tensor:
-    """Return the forces ``(…, 2)`` that bring agents to where others are in two steps.
+    """Return the forces ``(*B, 2)`` by which agents reach their targets in two steps.
 
     Args:
-        away: ``(…, 4)`` positions and velocities of the others, relative to the agents.
+        away: ``(*B, 4)`` positions and velocities of the targets, relative to agents.
         mass: mass of an agent.
         lead: time by which the velocities are extrapolated.
     """
@@ -190,7 +190,7 @@ class ParticleEnv(BatchedEnv):
             fifth push left, right, down and up; False for one of five choices: no-op,
             left, right, down, up.
         extent: half the side of the square that `frame` shows.
-        random_numbers: for each kind, those that an entity uses in a step.
+        random_numbers: by kind, how many of them an entity uses in a step.
         changing: True if ``place`` also writes the `lives` of all its entities; the
             first of each kind is always there.
         lone: kinds whose number the task fixes, which neither arrive nor leave.
@@ -439,8 +439,8 @@ class ParticleEnv(BatchedEnv):
         order = (order + self.num_movable) % count
         # The kind of the observer need not have a type, if it has one member.
         still_first = (*range(self.num_movable, count), *range(self.num_movable))
-        others = (self.entities[i].kind for i in still_first if i != places.start)
-        types = [SELF_TYPE, *map(type_names.index, others)]
+        kinds = (self.entities[i].kind for i in still_first if i != places.start)
+        types = [SELF_TYPE, *map(type_names.index, kinds)]
         return order, torch.tensor(types, device=self.device)
 
     def token_entities(self, group: str) -> Tensor:
@@ -458,7 +458,7 @@ class ParticleEnv(BatchedEnv):
         if self.lives is None:
             self._move(forces)
             return
-        # Absent entities rest where they were or will be.
+        # Absent entities stay where they left or will arrive.
         before = self.state.clone()
         self._move(forces)
         # In place, since `_bind` holds views of the state.

@@ -106,7 +106,7 @@ class _Newcomers(NamedTuple):
 
 
 class _Leavers(NamedTuple):
-    """The slots of which some leave, and how many of them leave by earlier rules."""
+    """The slots of a rule's kind, and how many of them leave by earlier rules."""
 
     rule: Departure
     slots: tuple[int, ...]

@@ -137,7 +137,7 @@ class PGPE(Strategy):
 
 
 def centered_ranks(fitness: Tensor) -> Tensor:
-    """Rank from -1/2 (worst) to 1/2 (best); equal values get their mean rank."""
+    """Rank fitnesses ``(n,)`` from -1/2, worst, to 1/2; equal ones share the mean."""
     ordered = fitness.sort().values
     below = torch.searchsorted(ordered, fitness)
     not_above = torch.searchsorted(ordered, fitness, right=True)

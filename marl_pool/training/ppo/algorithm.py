@@ -201,7 +201,7 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
 
     Raises:
         OSError: a learner died, or the files cannot be written.
-        InputError: a part of the state, such as that of a plug-in, has another type.
+        InputError: a part of the state, such as a plug-in's, has another type.
     """
     # RLlib would silently leave out the state of a dead learner.
     if not all_learners_live(algo):

@@ -124,7 +124,10 @@ class PPOTerms:
 
 
 def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of the targets' variance that values explain, at least -1."""
+    """Return the share of the targets' variance that values explain, at least -1.
+
+    Values and targets are of the same shape, the share is a scalar.
+    """
     # Avoid 0 / 0 where all targets are equal.
     variance = targets.var(correction=0) + 1e-6
     unexplained = (targets - values).var(correction=0) / variance
@@ -132,7 +135,10 @@ def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
 
 
 def value_errors(values: Tensor, targets: Tensor, limit: float) -> Tensor:
-    """Return squared errors, clipped so that outliers do not dominate."""
+    """Return squared errors, clipped so that outliers do not dominate.
+
+    All are of the same shape; the values are in the units of the targets.
+    """
     errors = (values - targets).square()
     return errors.clamp(max=limit) if limit < float("inf") else errors
 

@@ -453,7 +453,7 @@ def test_landmarks_that_arrive_have_no_identity():
 each_start = pytest.mark.parametrize(
     "name", ["mpev2_spread", "mpev2_guard", "mpev2_adversary"]
 )
-"""Starts of which all, those of a kind, or none keep apart."""
+"""Tasks in which all starts, the starts of a kind, or none keep apart."""
 
 
 @each_start
