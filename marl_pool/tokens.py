@@ -124,7 +124,7 @@ def self_first(numbers: Tensor, count: int) -> Tensor:
 
 
 def like(mask: Tensor, tensor: Tensor) -> Tensor:
-    """View a mask ``(*B)`` as ``(*B, 1, …)``, to broadcast to a tensor's ``(*B, …)``."""
+    """View a mask ``(*B)`` as ``(*B, 1, …)``, to broadcast to a tensor ``(*B, …)``."""
     return mask.view(*mask.shape, *[1] * (tensor.dim() - mask.dim()))
 
 

@@ -450,7 +450,7 @@ class BatchedEnv(ABC):
 
     @abstractmethod
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
-        """Move every environment by one step, by actions as in `step`, which truncates."""
+        """Move every environment by one step; `step` checks actions and truncates."""
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in self.state_names}

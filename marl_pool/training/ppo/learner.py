@@ -163,7 +163,10 @@ class BatchedPPOLearner(PPOTorchLearner):
     @override
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         # RLlib leaves out the KL coefficients, and numbers the weights in its `update`.
-        kl = {mid: float(c) for mid, c in self.curr_kl_coeffs_per_module.items()}
+        kl = {
+            module_id: float(c)
+            for module_id, c in self.curr_kl_coeffs_per_module.items()
+        }
         state = super().get_state(*args, **kwargs)
         return {
             **state,
@@ -214,12 +217,12 @@ class BatchedPPOLearner(PPOTorchLearner):
             rows_by_module = episode_rows(training_data.episodes)
         move = operator.methodcaller("to", self.device)
         batch = {
-            mid: prepare_rows(
-                map_rows(move, rows_by_module[mid]),
+            module_id: prepare_rows(
+                map_rows(move, rows_by_module[module_id]),
                 settings,
-                self._module_of(mid).value_norm,
+                self._module_of(module_id).value_norm,
             )
-            for mid in sorted(rows_by_module)
+            for module_id in sorted(rows_by_module)
         }
         self.num_steps = timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME]
         # Seed every update by its own number, so that a resumed run repeats it exactly.
@@ -232,17 +235,19 @@ class BatchedPPOLearner(PPOTorchLearner):
         self._divergences = defaultdict[str, list[Tensor]](list)
         last: dict[str, list[Microbatch]] = {}
         tokens = {
-            mid: Tokens(**rows[Columns.OBS]).flatten_batch()
-            for mid, rows in batch.items()
+            module_id: Tokens(**rows[Columns.OBS]).flatten_batch()
+            for module_id, rows in batch.items()
         }
         # Microbatches are for a CPU's cache: the compiled kernel and a GPU need none.
         self._takes_whole = {
-            mid: not observed.features.is_cpu or self._by_kernel(mid, observed)
-            for mid, observed in tokens.items()
+            module_id: not observed.features.is_cpu
+            or self._by_kernel(module_id, observed)
+            for module_id, observed in tokens.items()
         }
         # Leave the threads to the kernel where it computes every encoder.
         by_kernel = all(
-            self._by_kernel(mid, tokens[mid], encoder=True) for mid in batch
+            self._by_kernel(module_id, tokens[module_id], encoder=True)
+            for module_id in batch
         )
         with threads_for_kernel() if by_kernel else nullcontext():
             for minibatch in minibatches(
@@ -256,9 +261,11 @@ class BatchedPPOLearner(PPOTorchLearner):
                 # A module with few rows may have none in the last minibatch.
                 last.update(dict.fromkeys(minibatch, microbatches))
         self._log(last)
-        for mid, rows in batch.items():
+        for module_id, rows in batch.items():
             steps = num_epochs * num_steps(rows)
-            self.metrics.log_value((mid, NUM_MODULE_STEPS_TRAINED), steps, reduce="sum")
+            self.metrics.log_value(
+                (module_id, NUM_MODULE_STEPS_TRAINED), steps, reduce="sum"
+            )
         # RLlib adapts the KL coefficient to the logged divergence.
         self.after_gradient_based_update(timesteps=timesteps)
         seconds = time.perf_counter() - began
@@ -285,18 +292,19 @@ class BatchedPPOLearner(PPOTorchLearner):
         # The kernel writes the gradient of a whole policy in one call.
         losses: dict[str, Tensor] = {}
         done, autograd_batch = [], dict(batch)
-        for mid in batch:
-            if (result := self._native_gradient(mid, autograd_batch[mid])) is not None:
-                del autograd_batch[mid]
-                losses[mid], out = result
-                done.append(Microbatch({mid: out}, {mid: 1.0}))
+        for module_id in batch:
+            result = self._native_gradient(module_id, autograd_batch[module_id])
+            if result is not None:
+                del autograd_batch[module_id]
+                losses[module_id], out = result
+                done.append(Microbatch({module_id: out}, {module_id: 1.0}))
         if autograd_batch:
             autograd_losses, microbatches = self._accumulate(autograd_batch)
             losses |= autograd_losses
             done += microbatches
         self._is_first = False
         # All learners take their modules in the same order.
-        self._step({mid: losses[mid] for mid in batch})
+        self._step({module_id: losses[module_id] for module_id in batch})
         return done
 
     def _native_gradient(
@@ -365,19 +373,28 @@ class BatchedPPOLearner(PPOTorchLearner):
             with ExitStack() as stack:
                 # Learners average their gradients once, in the last backward pass.
                 if number < len(microbatches):
-                    for module in (self.module[mid] for mid in part):
+                    for module in (self.module[module_id] for module_id in part):
                         if isinstance(module, DistributedDataParallel):
                             stack.enter_context(module.no_sync())
-                out = {mid: self._outputs(mid, rows) for mid, rows in part.items()}
-                part_losses = {mid: self._loss(mid, out[mid]) for mid in out}
+                out = {
+                    module_id: self._outputs(module_id, rows)
+                    for module_id, rows in part.items()
+                }
+                part_losses = {
+                    module_id: self._loss(module_id, out[module_id])
+                    for module_id in out
+                }
                 if len(microbatches) > 1:
                     part_losses = {
-                        mid: weights[mid] * loss for mid, loss in part_losses.items()
+                        module_id: weights[module_id] * loss
+                        for module_id, loss in part_losses.items()
                     }
                 torch.autograd.backward(list(part_losses.values()))
-            for mid, loss in part_losses.items():
+            for module_id, loss in part_losses.items():
                 loss = loss.detach()
-                losses[mid] = losses[mid] + loss if mid in losses else loss
+                losses[module_id] = (
+                    losses[module_id] + loss if module_id in losses else loss
+                )
             done.append(Microbatch(out, weights))
         for module_id in batch:
             self._flat[module_id].gather_grad()
@@ -385,23 +402,31 @@ class BatchedPPOLearner(PPOTorchLearner):
 
     def _step(self, losses: Mapping[str, Tensor]) -> None:
         """Clip the gradients and update the weights, unless a number is not finite."""
-        gradients = {mid: cast(Tensor, self._flat[mid].values.grad) for mid in losses}
-        norms = {mid: gradient.norm() for mid, gradient in gradients.items()}
+        gradients = {
+            module_id: cast(Tensor, self._flat[module_id].values.grad)
+            for module_id in losses
+        }
+        norms = {
+            module_id: gradient.norm() for module_id, gradient in gradients.items()
+        }
         # The sum of a norm and a loss is finite only if both are.
-        bad = {mid: _is_bad(norms[mid] + losses[mid]) for mid in losses}
+        bad = {
+            module_id: _is_bad(norms[module_id] + losses[module_id])
+            for module_id in losses
+        }
         # No branch here, which would wait for the GPU.
         skip = functools.reduce(torch.maximum, bad.values())
-        for mid, gradient in gradients.items():
+        for module_id, gradient in gradients.items():
             if (limit := self.config.grad_clip) is not None:
                 # As `torch.nn.utils.clip_grad_norm_`, its 1e-6 included.
-                gradient *= (limit / (norms[mid] + 1e-6)).clamp(max=1.0)
-            (optimizer,) = (opt for _, opt in self.get_optimizers_for_module(mid))
+                gradient *= (limit / (norms[module_id] + 1e-6)).clamp(max=1.0)
+            (optimizer,) = (opt for _, opt in self.get_optimizers_for_module(module_id))
             optimizer.found_inf = skip
             optimizer.step()
-            self._metrics[mid, GRADIENT_NORM] = norms[mid]
-            key = (mid, NON_FINITE_LOSS)
-            previous = self._metrics.get(key, bad[mid])
-            self._metrics[key] = torch.maximum(bad[mid], previous)
+            self._metrics[module_id, GRADIENT_NORM] = norms[module_id]
+            key = (module_id, NON_FINITE_LOSS)
+            previous = self._metrics.get(key, bad[module_id])
+            self._metrics[key] = torch.maximum(bad[module_id], previous)
 
     def _outputs(self, module_id: str, rows: Rows) -> Outputs:
         """Compute logits and values of the steps in ``rows``."""
@@ -458,11 +483,13 @@ class BatchedPPOLearner(PPOTorchLearner):
         self, batch: dict[str, Rows]
     ) -> Iterator[tuple[dict[str, Rows], dict[str, float]]]:
         """Yield microbatches, with the fraction of each module's steps in them."""
-        counts = {mid: len(rows[Columns.ACTIONS]) for mid, rows in batch.items()}
-        steps = {mid: num_steps(rows) for mid, rows in batch.items()}
+        counts = {
+            module_id: len(rows[Columns.ACTIONS]) for module_id, rows in batch.items()
+        }
+        steps = {module_id: num_steps(rows) for module_id, rows in batch.items()}
         # The module with the most steps decides; each part of it has at least one row.
         number = 1
-        if not all(self._takes_whole[mid] for mid in batch):
+        if not all(self._takes_whole[module_id] for module_id in batch):
             number = -(-max(steps.values()) // MICROBATCH_STEPS)
             number = min(number, max(counts.values()))
         if number == 1:
@@ -470,29 +497,31 @@ class BatchedPPOLearner(PPOTorchLearner):
             return
         for i in range(number):
             part, weights = {}, {}
-            for mid, rows in batch.items():
+            for module_id, rows in batch.items():
                 # Take the same fraction of each module's rows.
-                start, stop = (counts[mid] * j // number for j in (i, i + 1))
+                start, stop = (counts[module_id] * j // number for j in (i, i + 1))
                 if stop > start:
-                    part[mid] = map_rows(operator.itemgetter(slice(start, stop)), rows)
-                    weights[mid] = num_steps(part[mid]) / steps[mid]
+                    part[module_id] = map_rows(
+                        operator.itemgetter(slice(start, stop)), rows
+                    )
+                    weights[module_id] = num_steps(part[module_id]) / steps[module_id]
             yield part, weights
 
     @torch.no_grad()
     def _log(self, last: Mapping[str, list[Microbatch]]) -> None:
         """Log the metrics of an update, given each module's last minibatch."""
-        for mid, microbatches in last.items():
-            parts = [part for part in microbatches if mid in part.outputs]
-            terms = [self._terms(mid, part.outputs[mid]) for part in parts]
+        for module_id, microbatches in last.items():
+            parts = [part for part in microbatches if module_id in part.outputs]
+            terms = [self._terms(module_id, part.outputs[module_id]) for part in parts]
             weighted = [
-                part.weights[mid] * part_terms.statistics()
+                part.weights[module_id] * part_terms.statistics()
                 for part, part_terms in zip(parts, terms, strict=True)
             ]
             means = torch.stack(weighted).sum(0)
             for name, value in zip(STATISTICS, means, strict=True):
-                self._metrics[mid, name] = value
+                self._metrics[module_id, name] = value
             # A ratio of variances is not the mean of the microbatches' ratios.
-            self._metrics[mid, LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY] = (
+            self._metrics[module_id, LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY] = (
                 explained_variance(
                     torch.cat([part_terms.values for part_terms in terms]),
                     torch.cat([part_terms.targets for part_terms in terms]),
@@ -500,11 +529,11 @@ class BatchedPPOLearner(PPOTorchLearner):
             )
             divergences = [kl for part in terms if (kl := part.kl) is not None]
             if divergences and self.config.num_learners > 1:
-                self._divergences.setdefault(mid, divergences)
+                self._divergences.setdefault(module_id, divergences)
         # Learners take the modules in the same order.
-        for mid, divergences in sorted(self._divergences.items()):
+        for module_id, divergences in sorted(self._divergences.items()):
             mean = self._mean_over_learners(torch.cat(divergences))
-            self._metrics[mid, LEARNER_RESULTS_KL_KEY] = mean
+            self._metrics[module_id, LEARNER_RESULTS_KL_KEY] = mean
         for key, value in self._metrics.items():
             self.metrics.log_value(key, value.item(), window=1)
 

@@ -309,8 +309,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         # Collect the tensors only once, which takes longer than copying them.
         if not self._weights:
             self._weights = [
-                (_tensors(module), _tensors(learner.module[mid]))
-                for mid, module in self.module.items()
+                (_tensors(module), _tensors(learner.module[module_id]))
+                for module_id, module in self.module.items()
             ]
         with torch.no_grad():
             for sampling, learning in self._weights:
