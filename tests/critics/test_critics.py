@@ -81,6 +81,7 @@ def test_values_follow_the_order_of_the_agents(pooling, kernels):
 def test_one_critic_serves_every_number_and_an_absent_agent_changes_nothing(pooling):
     env, tokens = observed()
     critic = critic_of(env, pooling)
+    whole = values_of(critic, tokens)
     for number in range(1, AGENTS):
         few = tokens.map(lambda part, n=number: part[:, :n])
         present = torch.arange(AGENTS).expand(3, -1) < number
@@ -90,6 +91,7 @@ def test_one_critic_serves_every_number_and_an_absent_agent_changes_nothing(pool
         shown = Tokens(features, tokens.types, tokens.padding | absent)
         values = values_of(critic, shown, present)
         assert values.isfinite().all()
+        assert (values - whole)[:, :number].abs().max() > 1e-6, "presence counts"
         torch.testing.assert_close(
             values[:, :number], values_of(critic, few), rtol=1e-4, atol=1e-5
         )

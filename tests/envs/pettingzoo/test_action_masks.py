@@ -109,7 +109,8 @@ def test_a_function_is_held_to_what_is_allowed():
         return observation["action_mask"].argmin(-1)
 
     task = {"name": "pettingzoo", "module": MODULE, "options": MASKED}
-    assert marl_pool.evaluate(lowest, task, episodes=2) is not None
+    results = marl_pool.evaluate(lowest, task, episodes=2)
+    assert results.results[0].episodes == 2
     with pytest.raises(InputError, match="that action_mask allows, "):
         marl_pool.evaluate(illegal, task, episodes=2)
 
