@@ -33,7 +33,7 @@ from marl_pool.observations.view import TokenOptions, listed
 from marl_pool.options.signatures import check_argument, options_of
 from marl_pool.options.types import PositiveInt
 from marl_pool.tokens import TokenSpec
-from marl_pool.utils.errors import InputError, explain_missing_modules
+from marl_pool.utils.errors import InputError, explain_missing_modules, first_line
 
 with explain_missing_modules():
     from tensordict import TensorDict
@@ -322,7 +322,7 @@ def as_policy(actor: TensorDictModuleBase) -> Act:
                 outputs = actor(batch)
             except InputError as error:
                 # TensorDict adds the number of the module that failed.
-                raise InputError(str(error).partition("\n")[0]) from error
+                raise InputError(first_line(error)) from error
         action = outputs[actions[0]]
         for part in (action, *map(outputs.get, read)):
             require_numbers(part)

@@ -40,7 +40,7 @@ from marl_pool.files.reading import YAML_BYTES, read_bytes
 from marl_pool.options import names
 from marl_pool.options.overrides import NAMED, Override, parse
 from marl_pool.options.signatures import ANY_OTHER, options_of, show
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, first_line
 from marl_pool.utils.paths import user_path
 
 RESOLVER = re.compile(r"\$\{\s*(?!oc\.select\s*:)[\w.]+\s*:")
@@ -359,7 +359,7 @@ def _resolve(verb: str, config: Mapping[str, Any]) -> Config:
 
 def _unresolved(verb: str, error: OmegaConfBaseException) -> InputError:
     # The message names the interpolation that has no value.
-    reason = str(error).partition("\n")[0]
+    reason = first_line(error)
     match = re.search(r"(?:'|type )([^']+)", reason)
     name = match[1] if match else ""
     if isinstance(error, InterpolationKeyError):

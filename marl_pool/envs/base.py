@@ -28,7 +28,13 @@ from marl_pool.policies.selection import SelectedTokens
 from marl_pool.tokens import Tokens, TokenSpec, identity_origin
 from marl_pool.utils.devices import checked_device, may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
-from marl_pool.utils.randomness import Purpose, Stream, stream_keys, uniform
+from marl_pool.utils.randomness import (
+    Purpose,
+    Stream,
+    below_one,
+    stream_keys,
+    uniform,
+)
 
 LARGEST_OBSERVATION = 1 << 28
 """Most numbers that the agents of a group may observe at once: 1 GiB of float32."""
@@ -474,9 +480,7 @@ class BatchedEnv(ABC):
             count: numbers of each stream.
             start: position of the first number in the stream.
         """
-        numbers = uniform(keys, count, start).to(self.dtype)
-        # A float32 rounds the largest float64 below 1 up to 1; keep it below.
-        return numbers.clamp(max=1 - torch.finfo(self.dtype).eps)
+        return below_one(uniform(keys, count, start), self.dtype)
 
     def select(self, indices: Tensor) -> Self:
         """Copy the environments at ``indices``, in their current state.

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from marl_pool.options.names import short_name
 from marl_pool.utils.errors import InputError
 
 
@@ -35,7 +36,7 @@ def entity_counts(
 def env_label(options: Mapping[str, Any]) -> str:
     """Name an environment for a title: by its module if it is another library's."""
     module = options.get("module")
-    return module if isinstance(module, str) else options["name"].rpartition(":")[2]
+    return module if isinstance(module, str) else short_name(options["name"])
 
 
 def expand_counts(env_config: Mapping[str, Any]) -> dict[str, Any]:

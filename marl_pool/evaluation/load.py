@@ -15,7 +15,7 @@ from marl_pool.files.hub import is_hub
 from marl_pool.options.names import trust
 from marl_pool.policies.base import Policy
 from marl_pool.policies.storage import load_modules
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, first_line
 from marl_pool.utils.text import print_line
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def validate_device(device: str) -> None:
     try:
         torch.empty(1, dtype=torch.float64, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = first_line(error)
         raise InputError(
             f"device: expected one that is available and computes in float64, "
             f"got {device!r}: {reason}"

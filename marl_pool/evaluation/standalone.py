@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from marl_pool.pretrained import PREFIX, pretrained_path
 from marl_pool.runs.metrics import free
 from marl_pool.runs.run import CONFIG, OUTPUTS, POLICY, Run
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.paths import user_path
+from marl_pool.utils.paths import dated, user_path
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def results_folder(name: str, out: str | None, hint: str = "") -> Path:
     Raises:
         InputError: ``out`` exists; the message also recommends ``hint``.
     """
-    default = Path("evaluations") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    default = Path("evaluations") / dated(name)
     folder = free(default) if out is None else user_path(out)
     if folder.exists():
         raise InputError(f"{folder} exists; choose another --out{hint}")

@@ -20,6 +20,7 @@ import yaml
 from typing_extensions import override
 
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import single_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,14 +97,14 @@ def read_yaml(file: Path) -> Any:
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror or error}") from error
     except (yaml.YAMLError, ValueError) as error:  # InputError is a ValueError
-        raise InputError(f"{file} cannot be read: {_one_line(error)}") from error
+        raise InputError(f"{file} cannot be read: {_problem(error)}") from error
 
 
-def _one_line(error: Exception) -> str:
+def _problem(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem and mark:
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
-    return " ".join(str(error).split())
+    return single_line(error)
 
 
 def parse_yaml(text: str) -> Any:

@@ -15,7 +15,7 @@ from marl_pool.options.signatures import (
     unknown_key,
 )
 from marl_pool.options.types import Part
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, first_line
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -67,7 +67,7 @@ def build(
     try:
         return cls(**arguments)
     except TypeError as error:
-        reason = str(error).partition("\n")[0]
+        reason = first_line(error)
         # A constructor with ``**options`` may pass on what nothing takes.
         for key in options.keys() - accepted.keys():
             if f"unexpected keyword argument {key!r}" in reason:

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.text import quoted
+from marl_pool.utils.text import quoted, single_line
 
 VARIABLE = "MARL_POOL_TRUSTED"
 """Environment variable that passes the restriction to child processes. It can only
@@ -162,6 +162,11 @@ def is_plug_in(name: str) -> bool:
     return all(part.isidentifier() for part in (*module.split("."), attribute))
 
 
+def short_name(name: str) -> str:
+    """Return ``Class`` for ``package.module:Class``, and other names unchanged."""
+    return name.rpartition(":")[2]
+
+
 def texts_in(value: object) -> set[str]:
     """Return all strings in nested lists and values of mappings."""
     if isinstance(value, Mapping):
@@ -235,7 +240,7 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
     except (Exception, SystemExit) as error:
         # The command line shows no traceback, so name the line that raised. The
         # message of a SyntaxError names it already.
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = single_line(f"{type(error).__name__}: {error}")
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f" ({last.filename}:{last.lineno})"
         raise InputError(

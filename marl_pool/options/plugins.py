@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import single_line
 
 GROUP = "marl_pool.plugins"
 """Entry-point group of the packages."""
@@ -84,7 +85,7 @@ def installed() -> dict[str, Plugins]:
         try:
             plugins = point.load()
         except (Exception, SystemExit) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = single_line(f"{type(error).__name__}: {error}")
             raise InputError(f"{label}: cannot be imported: {reason:.200}") from error
         if not isinstance(plugins, Plugins):
             raise InputError(

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import single_line
 
 
 class Selection(spaces.Discrete):
@@ -184,9 +185,7 @@ class ActionRows:
 
     def _misfit(self, action: Any) -> InputError:
         # Errors are one line, unlike the text of arrays.
-        expected, actual = (
-            " ".join(str(item).split()) for item in (self.space, action)
-        )
+        expected, actual = map(single_line, (self.space, action))
         return InputError(f"expected {expected}, got {actual:.200}")
 
 

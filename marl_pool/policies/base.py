@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 from typing_extensions import override
 
 from marl_pool.options.construction import check_constructor
+from marl_pool.options.names import short_name
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Tokens, TokenSpec, form_of
@@ -280,4 +281,4 @@ def _unflatten(memory: Memory, shape: tuple[int, ...]) -> Any:
 def head_name(policy: Policy) -> str:
     """Return the name of a policy's pooling head, or of its class without one."""
     name = policy.part_name("pooling") if isinstance(policy, SpecifiedPolicy) else ""
-    return (name or type(policy).__name__).rpartition(":")[2]
+    return short_name(name or type(policy).__name__)

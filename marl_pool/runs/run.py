@@ -23,7 +23,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,11 +32,12 @@ from typing_extensions import override
 
 from marl_pool.files import atomic, manifest
 from marl_pool.files.reading import read_json
+from marl_pool.options.names import short_name
 from marl_pool.options.overrides import flat_options, is_among
 from marl_pool.pretrained import PREFIX, pretrained_names
 from marl_pool.runs.metrics import ITERATION, Metrics, free
 from marl_pool.utils.errors import InputError, explain_os_errors
-from marl_pool.utils.paths import user_path
+from marl_pool.utils.paths import dated, user_path
 from marl_pool.utils.text import print_line, quoted
 from marl_pool.version import __version__
 
@@ -810,9 +810,8 @@ def default_path(config: Mapping[str, Any]) -> Path:
         part for part in sections if part and part.get("name", "none") != "none"
     ]
     parts = [config.get("env") or config["task"], *named_sections[:1]]
-    label = "-".join(part["name"].rpartition(":")[2] for part in parts)
-    name = f"{datetime.now():%Y%m%d-%H%M%S}-{label}-s{config['seed']}"
-    return free(Path("runs") / name)
+    label = "-".join(short_name(part["name"]) for part in parts)
+    return free(Path("runs") / dated(f"{label}-s{config['seed']}"))
 
 
 def iteration_of(checkpoint: Path) -> int:

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -23,6 +22,7 @@ from pydantic import Field
 from marl_pool.files import atomic
 from marl_pool.files.manifest import read_complete_yaml, write_yaml
 from marl_pool.files.tables import read_csv, write_csv
+from marl_pool.options.names import short_name
 from marl_pool.options.signatures import (
     check_options,
     check_settings,
@@ -32,7 +32,7 @@ from marl_pool.options.signatures import (
 )
 from marl_pool.runs.run import CONFIG, TRAIN, Run
 from marl_pool.utils.errors import InputError, explain_os_errors
-from marl_pool.utils.paths import user_path
+from marl_pool.utils.paths import dated, user_path
 from marl_pool.version import __version__
 
 if TYPE_CHECKING:
@@ -302,8 +302,8 @@ def stopped_early(proposals: Sequence[Proposal]) -> set[str]:
 
 def default_path(config: Mapping[str, Any]) -> Path:
     """Return ``sweeps/<date-time>-<env or task>`` for a new sweep of such runs."""
-    label = (config.get("env") or config["task"])["name"].rpartition(":")[2]
-    return Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}"
+    label = short_name((config.get("env") or config["task"])["name"])
+    return Path("sweeps") / dated(label)
 
 
 def _validate_inside(key: str, value: Any, range_: Sequence[Any]) -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from marl_pool.utils.text import single_line
+
 PACKAGE = Path(__file__).parents[1]
 STDLIB = Path(sysconfig.get_path("stdlib"))
 NUMERICS = ("numpy", "torch", "ray")
@@ -79,7 +81,12 @@ class RemoteError(Exception):
 
 def one_line(error: BaseException) -> str:
     """Return an error's message as one line of at most 200 characters."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return single_line(error)[:200] or type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
+    return str(error).strip().partition("\n")[0]
 
 
 def described(error: BaseException) -> str:

@@ -1,6 +1,7 @@
-"""Paths that a user types."""
+"""Paths that a user types, and names of new folders."""
 
 import os
+from datetime import datetime
 from pathlib import Path
 
 
@@ -10,3 +11,8 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     A path that begins with the name of no user is returned unchanged.
     """
     return Path(os.path.expanduser(path))
+
+
+def dated(name: str) -> str:
+    """Return the name of a new folder: date, time and ``name``."""
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{name}"

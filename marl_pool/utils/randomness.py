@@ -175,6 +175,11 @@ def uniform(keys: Tensor, count: int, start: int | Tensor = 0) -> Tensor:
     return bits.double().add_(0.5).mul_(2.0**-52)
 
 
+def below_one(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert numbers in (0, 1) to ``dtype``, in which they may round up to 1."""
+    return numbers.to(dtype).clamp(max=1 - torch.finfo(dtype).eps)
+
+
 @dataclass(eq=False, repr=False)
 class Stream:
     """Uniform numbers for one purpose, ``size`` per step for each environment.
@@ -278,6 +283,5 @@ class Stream:
     def _sample(self, rows: Tensor | slice, block: int) -> Tensor:
         keys, first = self.keys[rows], self.steps[rows]
         flat = uniform(keys, block * self.size, first[:, None] * self.size)
-        # A float32 rounds the largest float64 below 1 up to 1; keep it below.
-        flat = flat.to(self.dtype).clamp(max=1 - torch.finfo(self.dtype).eps)
+        flat = below_one(flat, self.dtype)
         return flat.view(len(keys), block, self.size).transpose(0, 1).contiguous()

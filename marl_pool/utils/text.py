@@ -26,6 +26,16 @@ def printable(text: object) -> str:
     )
 
 
+def single_line(value: object) -> str:
+    """Return a value's text with each run of white space as one space."""
+    return " ".join(str(value).split())
+
+
+def kind_of(value: object) -> str:
+    """Describe a value that has the wrong type, such as ``a list``."""
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
 def print_line(line: object) -> None:
     """Print a line of the program itself, as opposed to its results, to stderr."""
     print_note(f"marl-pool: {printable(line)}")

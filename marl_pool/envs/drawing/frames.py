@@ -6,6 +6,7 @@ import numpy as np
 
 from marl_pool.envs.drawing.canvas import PAPER, opencv
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import kind_of
 
 ROUNDING = 1e-3
 """Largest excess over a range that counts as a rounding error."""
@@ -27,7 +28,7 @@ def to_rgb(image: Any) -> np.ndarray:
     except (TypeError, ValueError):  # nested lists of unequal lengths, other objects
         picture = np.empty((), object)
     if picture.dtype.kind not in "biuf":
-        raise InputError(f"expected an array of numbers, got {_kind(image)}")
+        raise InputError(f"expected an array of numbers, got {kind_of(image)}")
     if picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
         raise InputError(
             f"expected a picture of shape (height, width, 3), got {picture.shape}"
@@ -61,7 +62,3 @@ def fit_square(image: np.ndarray, size: int) -> np.ndarray:
     y, x = (size - height) // 2, (size - width) // 2
     canvas[y : y + height, x : x + width] = small
     return canvas
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

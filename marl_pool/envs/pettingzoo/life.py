@@ -13,6 +13,7 @@ import numpy as np
 
 from marl_pool.observations.parts import as_array
 from marl_pool.utils.errors import InputError, described
+from marl_pool.utils.text import kind_of, single_line
 
 RESET_PARTS = ("observations", "infos")
 """Dicts that ``ParallelEnv.reset`` returns, by agent."""
@@ -149,7 +150,7 @@ class Lives:
             if type(info) is dict or isinstance(info, Mapping):
                 continue
             if agent in self.possible:
-                raise self._error(f"info: expected a dict, got {_kind(info)}", agent)
+                raise self._error(f"info: expected a dict, got {kind_of(info)}", agent)
 
     def _error(self, problem: str, agent: Any = None) -> InputError:
         return error_at(self.number, problem, agent)
@@ -284,7 +285,7 @@ def place(number: int) -> str:
 def error_at(number: int, problem: str, agent: Any = None) -> InputError:
     """Return an error of one line about a step, and about an agent if given."""
     name = "" if agent is None else f"agent {agent!r}: "
-    return InputError(" ".join(f"{place(number)}: {name}{problem}".split()))
+    return InputError(single_line(f"{place(number)}: {name}{problem}"))
 
 
 def split(
@@ -299,16 +300,12 @@ def split(
     is_sequence = isinstance(result, Sequence) and not isinstance(result, str)
     if not is_sequence or len(result) != len(names):
         kind = "dicts" if dicts is None else "values"
-        actual = f"{len(result)} values" if is_sequence else _kind(result)
+        actual = f"{len(result)} values" if is_sequence else kind_of(result)
         expected = f"{len(names)} {kind}, {', '.join(names)}"
         raise error_at(number, f"expected {expected}, got {actual}")
     for name, part in zip(names, result, strict=True):
         if type(part) is dict or isinstance(part, Mapping):
             continue
         if dicts is None or name in dicts:
-            raise error_at(number, f"{name}: expected a dict, got {_kind(part)}")
+            raise error_at(number, f"{name}: expected a dict, got {kind_of(part)}")
     return tuple(result)
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

@@ -26,6 +26,7 @@ from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.masks import validate_mask_space
 from marl_pool.utils.errors import InputError, described
+from marl_pool.utils.text import single_line
 
 Arrays = dict[str, np.ndarray]
 """Arrays ``(num_envs, agents, …)`` by name."""
@@ -182,17 +183,13 @@ def _make_team(
     try:
         rows, _ = team.rows, team.spec
     except InputError as error:
-        raise InputError(f"{where}: {_one_line(error)}") from error
+        raise InputError(f"{where}: {single_line(error)}") from error
     if not rows.has_float_boxes:
         raise InputError(
-            f"{where}: expected actions in a Box of floats, got {_one_line(action)}"
+            f"{where}: expected actions in a Box of floats, got {single_line(action)}"
         )
     validate_mask_space(observation, action, where)
     return team
-
-
-def _one_line(value: object) -> str:
-    return " ".join(str(value).split())
 
 
 def _aligned(num_bytes: int) -> int:

@@ -19,7 +19,7 @@ from marl_pool.observations.slots import Slots
 from marl_pool.observations.view import TokenOptions, TokenView
 from marl_pool.options.types import NonNegativeInt, Size, SizeOrZero
 from marl_pool.tokens import Tokens
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, first_line
 
 Padding = Literal["zero_rows"]
 Channels = Literal["first", "last"]
@@ -183,7 +183,7 @@ class TokenizedView(TokenView):
             zeros = torch.zeros(2, observer.size, device=observer.device)
             tokens = self.tokenizer(zeros)
         except (RuntimeError, LookupError, ValueError) as error:
-            first = str(error).partition("\n")[0]
+            first = first_line(error)
             raise InputError(f"{where}: {first}") from error
         shape = (2, spec.num_tokens)
         for part, tensor, expected, dtype in (

@@ -10,6 +10,7 @@ from marl_pool.evaluation.report.evaluated import (
     short_folders,
     with_short_folders,
 )
+from marl_pool.options.names import short_name
 from marl_pool.runs.run import OF_MACHINE
 from marl_pool.utils.errors import InputError
 
@@ -169,7 +170,7 @@ def _word(key: str, config: Config) -> str:
     """
     section, _, last = key.rpartition(".")
     if last == "name":
-        return "" if section in config else str(config[key]).rpartition(":")[2]
+        return "" if section in config else short_name(str(config[key]))
     if f"{key}.name" in config:
-        return str(config[key]).rpartition(":")[2]
+        return short_name(str(config[key]))
     return "" if not section and config[key] is None else f"{last}={config[key]}"

@@ -29,6 +29,7 @@ from marl_pool.evaluation.video.frames import (
     write_frames,
 )
 from marl_pool.files.atomic import beside_of, make_folder
+from marl_pool.options.names import short_name
 from marl_pool.options.types import Options
 from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies.base import Policy, State, head_name
@@ -325,7 +326,7 @@ def load_target(
 def video_name(perturbation: Mapping[str, Any] | None) -> str:
     """Return the perturbation's name without its module, or "clean"."""
     options = _without_none(perturbation)
-    return CLEAN if options is None else options.name.rpartition(":")[2]
+    return CLEAN if options is None else short_name(options.name)
 
 
 def write_video(

@@ -8,7 +8,7 @@ from marl_pool.runs.run import CONFIG, Run
 from marl_pool.training.jobs import JOBS, begun, perform
 from marl_pool.training.settings import RunConfig
 from marl_pool.training.sweep.halving import EarlyStopping
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, first_line
 
 
 class Outcome(NamedTuple):
@@ -51,7 +51,7 @@ def run_trial(
         except Exception as error:
             # Report any failure, so that the other trials continue.
             file = run.write_error(traceback.format_exc())
-            first = str(error).strip().partition("\n")[0]
+            first = first_line(error)
             reason = f"{type(error).__name__}: {first}; traceback in {file}"
     except InputError as error:
         reason = str(error)
