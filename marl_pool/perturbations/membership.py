@@ -176,7 +176,7 @@ class Inject(SampledPerturbation):
       ``spread``, so that distractors are distributed like the tokens of their type.
     - ``"far"``: the same anchors, at ``distance`` in a random direction.
     - ``"near"``: the anchor is the observer's own token, with an offset within
-      ``spread``: the hardest distractors to ignore.
+      ``spread`` from where the observer is: the hardest distractors to ignore.
 
     If no token of the type is present, anchors are any tokens except self. Without any
     anchor, or once it vanishes, the distractor is padded. N grows by ``round(severity *
@@ -192,6 +192,9 @@ class Inject(SampledPerturbation):
         spread: half side of the square of uniform offsets, in the units of the
             features (in simple-centroid the lengths of the environment divided by 5).
         distance: from the anchors with ``"far"``, in the same units.
+        relative: whether positions are relative to the observer, so that it is at 0,
+            whatever its own token says; if not, it is where its own token says. It
+            matters for ``"near"`` alone.
         position_features: indices of the features that are a position, or None for
             ``positions``.
         type_names: names of the types known to the policy.
@@ -215,6 +218,7 @@ class Inject(SampledPerturbation):
     place: Literal["alike", "far", "near"] = "alike"
     spread: NonNegativeFloat = 0.1
     distance: NonNegativeFloat = 2.0
+    relative: bool = True
     position_features: list[SizeOrZero] | None = None
     type_names: Sequence[str] = ()
     signal_types: Sequence[str] = ()
@@ -278,6 +282,9 @@ class Inject(SampledPerturbation):
         anchor = state["anchor"].clamp(min=0)
         features = take_features(tokens.features, anchor)
         places = constant(tuple(self.shifted), anchor.device)
+        if self.place == "near" and self.relative:
+            # The own token may hold an absolute position, as in mpe2 and lbforaging.
+            features.index_fill_(-1, places, 0)
         # Several times faster than an assignment to a list of features.
         features.index_add_(-1, places, state["offset"].to(features.dtype))
         types = torch.full_like(anchor, self.type_index)

@@ -4,9 +4,10 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
@@ -161,12 +162,13 @@ class Scale(DisturbedReadings):
 
     Args:
         severity: standard deviation of log factors in units of ``spread``.
-        spread: the standard deviation at severity 1.
+        spread: the standard deviation at severity 1, at most 10, so that no factor
+            overflows.
     """
 
     label: ClassVar[str] = "scaled"
     severity: Severity = 0.5
-    spread: NonNegativeFloat = 1.0
+    spread: Annotated[float, Field(ge=0, le=10)] = 1.0
 
     @property
     @override

@@ -118,6 +118,26 @@ def test_offsets_are_uniform_in_the_whole_square(place):
         assert stats.kstest(axis.numpy(), "uniform", (-0.4, 0.8)).pvalue > 0.01
 
 
+@pytest.mark.parametrize("name", ["mpev2_spread", "lbforaging", "simple_tag"])
+def test_near_is_near_the_observer_whatever_its_own_token_says(name):
+    env = make_batched_env(name, 3, seed=1)
+    env.reset()
+    group, tokens = next(iter(env.observe().items()))
+    spec = env.groups[group].tokens
+    options = {"place": "near", "spread": 0.25, "count": 4, "severity": 1.0}
+    options |= {"token_type": spec.type_names[-1], "specs": {group: spec}}
+    near, at_own = (
+        play(make_perturbation("inject", relative=relative, **options), tokens)
+        for relative in (True, False)
+    )
+    added = slice(spec.num_tokens, None)
+    offsets = near[0].features[:, :, added][..., list(spec.positions)]
+    assert offsets.abs().max() <= 0.25
+    shifts = at_own[0].features[:, :, added][..., list(spec.positions)] - offsets
+    own = tokens.features[:, :, :1][..., list(spec.positions)]
+    torch.testing.assert_close(shifts, own.expand_as(shifts))
+
+
 def test_without_any_anchor_the_distractors_are_padded():
     tokens, _ = moving_env(0)
     alone = tokens._replace(padding=torch.tensor([[[False, True, True, True]]]))

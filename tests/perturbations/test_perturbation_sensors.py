@@ -68,6 +68,14 @@ def test_calibration_errors_are_gaussian_and_constant(name, option):
     assert (across - torch.eye(4)).abs().max() < 0.05
 
 
+def test_the_largest_factors_are_finite():
+    tokens = make_tokens(0)
+    output = play(build("scale", severity=1.0, spread=10.0), tokens)[0]
+    assert output.features[~output.padding].isfinite().all()
+    with pytest.raises(InputError, match=r"perturbation\.spread: .*10.* got 11"):
+        build("scale", spread=11.0)
+
+
 @pytest.mark.parametrize("name", ["bias", "scale", "jitter"])
 @pytest.mark.parametrize("features", [[0], [1, 3], [2, 0]])
 def test_only_the_chosen_features_are_disturbed(name, features):
@@ -346,7 +354,7 @@ def test_far_distractors_are_at_the_stated_distance(numbers):
 @given(seed=seeds)
 def test_near_distractors_stand_around_the_observer(seed):
     tokens = make_tokens(seed)
-    perturbation = build("inject", place="near", spread=0.05)
+    perturbation = build("inject", place="near", spread=0.05, relative=False)
     for time, output in enumerate(play(perturbation, tokens, moves=True)):
         observer = at_time(tokens, time).features[..., :1, :]
         offsets = output.features[..., 9:, :] - observer
