@@ -222,7 +222,7 @@ class SoftmaxPooling(Pooling):
 
     @override
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
-        scores = x * self.beta
+        scores = widened(x) * self.beta
         if padding is not None:
             lowest = torch.finfo(scores.dtype).min
             scores = scores.masked_fill(padding[..., None], lowest)

@@ -267,7 +267,9 @@ def trial_name(values: Mapping[str, Any]) -> str:
     and text that reads like another value is quoted, so that names stay distinct; a
     long name is truncated and ends in a checksum.
     """
-    name = ",".join(f"{quote(key)}={_quoted(value)}" for key, value in values.items())
+    keys = [quote(key, safe="+:[]") for key in values]
+    texts = map(_quoted, values.values())
+    name = ",".join(map("=".join, zip(keys, texts, strict=True)))
     # A file name has at most 255 bytes.
     if len(name) <= LONGEST_NAME:
         return name

@@ -35,6 +35,7 @@ def test_interquartile_mean_by_hand_and_along_the_last_axis() -> None:
     # floor(6 / 4) = 1 falls away at each end.
     values = np.array([[100.0, 1, 2, 3, 4, -100], [0, 0, 0, 0, 0, 60]])
     np.testing.assert_array_equal(interquartile_mean(values), [2.5, 0.0])
+    assert np.isnan(interquartile_mean(np.array([1.0, 2.0, 3.0, np.nan])))
 
 
 @pytest.mark.parametrize("statistic", [np.mean, interquartile_mean])
