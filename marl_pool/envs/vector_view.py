@@ -13,6 +13,7 @@ from typing_extensions import override
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.views import RENDERING, ViewedEnv, several_agents
 from marl_pool.policies.action_spaces import ActionRows
+from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
 Observations = dict[str, np.ndarray]
@@ -26,6 +27,7 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
     environments advance in one call, many times faster than one after another. An
     episode that ends is followed by the next one in the same step
     (``AutoresetMode.SAME_STEP``), and its last observation is ``infos["final_obs"]``.
+    An ``action_mask`` that appears only after a reset is in the infos.
 
     Episodes follow the option ``seed``; ``reset(seed=…)`` starts over with that seed,
     from which each environment derives its own. Without either, the first reset takes a
@@ -39,10 +41,10 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
 
     Raises:
         InputError: several agents, an unknown name or mode, a wrong option; in `reset`,
-            a seed that is not an integer in [0, 2**63); in `step`, actions of another
-            shape or not in the action space; in `step` and `render`, no episode yet; an
-            environment that breaks its contract, also by a number that is NaN or
-            infinite.
+            a seed that is not an integer in [0, 2**63), or a ``reset_mask``; in `step`,
+            actions of another shape or not in the action space; in `step` and
+            `render`, no episode yet; an environment that breaks its contract, also by a
+            number that is NaN or infinite.
     """
 
     def __init__(
@@ -84,13 +86,13 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
                 "reset: expected one seed, from which each environment derives its "
                 f"own, got {len(seed)}"
             )
-        if options and "reset_mask" in options:
+        if "reset_mask" in (options or {}):
             raise InputError(
-                "reset: options: expected no reset_mask, since the step that ends an "
-                "episode begins the next one, got one"
+                "reset: expected no reset_mask, since environments reset by themselves "
+                "in the step in which their episode ends, got one"
             )
         self._checked.start(seed)
-        return self._observe(), {}
+        return self._observe()
 
     @override
     def step(
@@ -102,19 +104,15 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         ended = step.terminated | step.truncated
         infos: dict[str, Any] = {}
         if bool(ended.any()):
-            over, last = ended.cpu().numpy(), self._observe()
+            over, (last, _) = ended.cpu().numpy(), self._observe()
             final = np.full(self.num_envs, None, dtype=object)
             for i in over.nonzero()[0]:
                 final[i] = {name: part[i] for name, part in last.items()}
             infos = {"final_obs": final, "_final_obs": over}
             self._checked.reset(ended)
-        return (
-            self._observe(),
-            rewards,
-            step.terminated.cpu().numpy(),
-            step.truncated.cpu().numpy(),
-            infos,
-        )
+        observations, masks = self._observe()
+        terminated, truncated = (part.cpu().numpy() for part in step[1:])
+        return observations, rewards, terminated, truncated, infos | masks
 
     @override
     def render(self) -> tuple[np.ndarray, ...] | None:  # type: ignore[override]
@@ -123,14 +121,19 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         self._checked.validate_begun("render")
         return tuple(self.env.frame(i) for i in range(self.num_envs))
 
-    def _observe(self) -> Observations:
-        columns = self._checked.observe()[self._group].columns
-        # Copies, so that a caller cannot modify the environment's tensors. A mask that
-        # the space lacks stays in the infos.
-        return {
-            name: columns[name][:, 0].cpu().numpy().astype(dtype)
-            for name, dtype in self._dtypes.items()
+    def _observe(self) -> tuple[Observations, dict[str, Any]]:
+        """Return observations, and infos with the parts that are in no space."""
+        tokens: Tokens = self._checked.observe()[self._group]
+        arrays = {
+            name: part[:, 0].cpu().numpy() for name, part in tokens.columns.items()
         }
+        # Copies, so that a caller cannot modify the environment's tensors.
+        observations = {
+            name: arrays.pop(name).astype(dtype) for name, dtype in self._dtypes.items()
+        }
+        everywhere = np.ones(self.num_envs, np.bool_)
+        infos = {name: part.astype(np.int8) for name, part in arrays.items()}
+        return observations, infos | {f"_{name}": everywhere for name in infos}
 
     def _actions(self, actions: Any) -> torch.Tensor:
         """Convert actions of all environments; raise `InputError` for wrong ones."""

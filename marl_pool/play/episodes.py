@@ -1,6 +1,6 @@
 """Live episodes, their unperturbed twins, and the perturbations that a person sets."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import ActionSpace, Perturbation, PerturbationState
 from marl_pool.policies.base import Policy, State
 from marl_pool.rollout import Rollout
-from marl_pool.tokens import Tokens, append, identity_origin, take_features
+from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin, take_features
 from marl_pool.trajectory import Transition
 from marl_pool.utils.randomness import Purpose, stream_keys
 
@@ -31,13 +31,17 @@ ONGOING = ("steps", "executed")
 class Hand(Perturbation):
     """Hide, freeze and duplicate the tokens that a person chose.
 
-    ``masks_of`` maps the unperturbed tokens, of batch ``(B, agents)``, to the choice:
-    ``hidden``, ``frozen`` and ``twice``, ``(B, agents, N)`` bool. The state holds
-    ``hidden`` and ``frozen``, the ``readings`` of the frozen tokens, and ``copies``
-    ``(B, agents, C)``, the indices of duplicated tokens or -1.
+    An observer's own token is left alone. An agent that has its first turn later starts
+    with the current choice. The state holds ``hidden`` and ``frozen``, ``(1, agents,
+    N)`` bool, the ``readings`` of the frozen tokens, and ``copies`` ``(1, agents, C)``,
+    the indices of duplicated tokens or -1.
     """
 
-    masks_of: Callable[[Tokens], dict[str, Tensor]] | None = None
+    has_self: bool = True
+    """True if tokens of type 0 are the observer's own."""
+    masks: dict[str, Tensor] = field(default_factory=dict)
+    """The choice: ``hidden``, ``frozen`` and ``twice``, ``(1, agents, N)`` bool; none
+    where one is missing."""
 
     @override
     def start(
@@ -50,39 +54,41 @@ class Hand(Perturbation):
     ) -> PerturbationState:
         """Return the state for the choice; tokens already frozen keep their readings.
 
-        ``tokens`` are the current ones.
+        ``tokens`` are the current ones, with batch ``(1, agents)``.
         """
         none = torch.zeros_like(tokens.padding)
-        masks = {"hidden": none, "frozen": none, "twice": none}
-        if self.masks_of is not None:
-            masks = self.masks_of(tokens)
+        hidden, frozen, twice = (
+            none | self.masks.get(name, none) for name in ("hidden", "frozen", "twice")
+        )
         readings = tokens.features.clone()
         if old is not None:
             readings = torch.where(old["frozen"][..., None], old["readings"], readings)
         # Copies keep the order of tokens; agents with fewer of them get empty slots.
-        twice = masks["twice"]
+        # Their number must not depend on the tokens, which agents see at other times.
         count = int(twice.sum(-1).max())
         order = (~twice).byte().argsort(dim=-1, stable=True)[..., :count]
         copies = order.masked_fill(~twice.gather(-1, order), -1)
         origin = torch.cat([identity_origin(tokens), copies], -1)
-        kept = {name: masks[name] for name in ("hidden", "frozen")}
-        return {**kept, "readings": readings, "copies": copies, "origin": origin}
+        kept = {"hidden": hidden, "frozen": frozen, "readings": readings}
+        return {**kept, "copies": copies, "origin": origin}
 
     @override
     def __call__(
         self, tokens: Tokens, state: PerturbationState
     ) -> tuple[Tokens, PerturbationState]:
-        frozen, copies = state["frozen"][..., None], state["copies"]
+        free = (tokens.types != SELF_TYPE) | (not self.has_self)
+        frozen, copies = (state["frozen"] & free)[..., None], state["copies"]
         features = torch.where(frozen, state["readings"], tokens.features)
         perceived = tokens._replace(
-            features=features, padding=tokens.padding | state["hidden"]
+            features=features, padding=tokens.padding | (state["hidden"] & free)
         )
         if copies.shape[-1]:
             source = copies.clamp(min=0)
+            absent = perceived.padding | ~free
             added = Tokens(
                 take_features(features, source),
                 perceived.types.gather(-1, source),
-                perceived.padding.gather(-1, source) | (copies < 0),
+                absent.gather(-1, source) | (copies < 0),
             )
             perceived = append(perceived, added)
         return perceived, state
@@ -108,6 +114,8 @@ class LivePerturbation(Perturbation):
     def for_group(self, group: str) -> "LivePerturbation":
         if group not in self.chains:
             parts = {name: part.for_group(group) for name, part in self.parts.items()}
+            # Each group has its own choice.
+            parts[HAND] = Hand()
             self.chains[group] = LivePerturbation(parts=parts, turns=self.turns)
         return self.chains[group]
 
@@ -158,11 +166,17 @@ class LivePerturbation(Perturbation):
         # A paused page shows these tokens before the next step.
         return {**result, "origin": self(true, result)[1]["origin"]}
 
-    def choose(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
-        """Return the state with the choice of a new `Hand`."""
-        hand, old = self.parts[HAND], _unprefixed(HAND, state)
+    @property
+    def hand(self) -> Hand:
+        """The part that a person's choice of tokens sets."""
+        hand = self.parts[HAND]
         assert isinstance(hand, Hand)
-        hand_state = {**hand.choose(tokens, old), "size": old["size"]}
+        return hand
+
+    def choose(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
+        """Return the state for a changed choice of the `hand`."""
+        old = _unprefixed(HAND, state)
+        hand_state = {**self.hand.choose(tokens, old), "size": old["size"]}
         return self.restart(tokens, {**state, **_prefixed(HAND, hand_state)})
 
     @override

@@ -16,17 +16,9 @@ from marl_pool.evaluation.target import EvaluationTarget, misfit
 from marl_pool.perturbations.actions import changes_actions
 from marl_pool.perturbations.membership import Inject
 from marl_pool.play import messages
-from marl_pool.play.episodes import (
-    HAND,
-    ORDER,
-    Hand,
-    Lane,
-    LiveEpisode,
-    LivePerturbation,
-)
+from marl_pool.play.episodes import ORDER, Lane, LiveEpisode, LivePerturbation
 from marl_pool.play.scenes import rounded, scene_of
 from marl_pool.policies.base import head_name
-from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 Value = TypeVar("Value")
@@ -305,21 +297,18 @@ class Session:
             episode = lane.episode
             if episode.over:
                 continue
-            for group in episode.env.groups:
-                # An agent that has not had a turn yet starts with this hand.
-                chain = lane.live.for_group(group)
-                chain.put(HAND, Hand(masks_of=partial(self._masks, episode.env, group)))
-                episode.rollout.change_perturbation(group, chain.choose)
+            for name, group in episode.env.groups.items():
+                chain = lane.live.for_group(name)
+                chain.hand.has_self = group.tokens.has_self
+                chain.hand.masks = self._masks(episode.env, name)
+                episode.rollout.change_perturbation(name, chain.choose)
             episode.check()
 
-    def _masks(self, env: BatchedEnv, group: str, tokens: Tokens) -> dict[str, Tensor]:
-        """Return which tokens show the chosen entities; see `Hand`."""
+    def _masks(self, env: BatchedEnv, group: str) -> dict[str, Tensor]:
+        """Return the tokens of the chosen entities; see `Hand`."""
         token_entities = self.scene.entities(env, group)[None]
-        # An observer's own token is left alone.
-        has_self = env.groups[group].tokens.has_self
-        free = (tokens.types != SELF_TYPE) | (not has_self)
         return {
-            name: torch.isin(token_entities, torch.tensor(sorted(entities))) & free
+            name: torch.isin(token_entities, torch.tensor(sorted(entities)))
             for name, entities in self.chosen.items()
         }
 

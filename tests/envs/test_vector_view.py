@@ -76,23 +76,27 @@ def test_writing_into_observations_does_not_change_the_env():
     assert np.array_equal(changed["features"], view.step(action)[0]["features"])
 
 
-def test_a_mask_that_the_space_lacks_is_left_out(monkeypatch):
-    view = OneAgentVectorView("simple_centroid", 2)
-    tokens = view.env.observe
+def test_a_mask_that_the_space_lacks_is_in_the_infos():
+    view = OneAgentVectorView("simple_centroid", 2, seed=0, continuous_actions=False)
+    observe, mask = view.env.observe, torch.tensor([True, False, True, True, True])
 
-    def observe():
-        return {
-            "agent": tokens()["agent"]._replace(action_mask=torch.ones(2, 1, 3) > 0)
-        }
+    def masked():
+        tokens = observe()["agent"]
+        return {"agent": tokens._replace(action_mask=mask.expand(2, 1, -1))}
 
-    monkeypatch.setattr(view.env, "observe", observe)
-    observations, _ = view.reset(seed=0)
+    view.env.observe = masked
+    observations, infos = view.reset()
     assert view.observation_space.contains(observations)
+    later, *_, infos_later = view.step(np.array([0, 4]))
+    assert later.keys() == observations.keys()
+    for parts in (infos, infos_later):
+        assert parts["action_mask"].tolist() == [mask.int().tolist()] * 2
+        assert parts["_action_mask"].all()
 
 
-def test_a_reset_of_some_environments_is_refused():
+def test_environments_cannot_be_reset_by_a_mask():
     view = OneAgentVectorView("simple_centroid", 2)
-    with pytest.raises(InputError, match="expected no reset_mask"):
+    with pytest.raises(InputError, match="^reset: expected no reset_mask"):
         view.reset(options={"reset_mask": np.array([True, False])})
 
 

@@ -17,7 +17,6 @@ from marl_pool.evaluation.measure import measure
 from marl_pool.evaluation.settings import PerturbationLevels
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.base import Perturbation
-from marl_pool.play.episodes import HAND, Hand, LivePerturbation
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
@@ -229,30 +228,3 @@ def test_no_drop_is_measured_after_an_end_that_no_agent_reaches(base):
     _, never, reached = measure({"pair": Echo()}, make, levels).results
     assert math.isnan(never.drop_after)
     assert not math.isnan(reached.drop_after)
-
-
-@pytest.mark.parametrize("steps_before", [0, 1])
-@pytest.mark.parametrize("name", ["hidden", "twice"])
-def test_a_choice_by_hand_holds_from_each_agents_first_turn(name, steps_before):
-    def masks_of(tokens: Tokens) -> dict[str, torch.Tensor]:
-        none = torch.zeros_like(tokens.padding)
-        slot = torch.zeros_like(none)
-        slot[..., 2] = True
-        return {"hidden": none, "frozen": none, "twice": none} | {name: slot}
-
-    env, live = InTurn(1, seed=5), LivePerturbation()
-    rollout = Rollout(env, {"pair": Echo()}, perturbation=live)
-    transitions, chain = rollout.transitions(), live.for_group("pair")
-    for _ in range(steps_before):
-        next(transitions)
-    chain.put(HAND, Hand(masks_of=masks_of))
-    rollout.change_perturbation("pair", chain.choose)
-    next(transitions)  # its tokens were perceived before the choice
-    for step in range(steps_before + 1, env.max_steps):
-        tokens = next(transitions).tokens["pair"]
-        agent = step % AGENTS
-        if name == "twice":
-            assert tokens.num_tokens == 6
-            assert tokens.features[0, agent, 5].equal(tokens.features[0, agent, 2])
-        else:
-            assert tokens.padding[0, agent, 2]

@@ -107,6 +107,38 @@ def test_occluding_and_freezing_by_hand():
     assert not lane.episode.perceived()["agent"].padding.any()
 
 
+@pytest.mark.parametrize("groups", [None, {"a": ["p_0"], "b": ["p_1"], "c": ["p_2"]}])
+@pytest.mark.parametrize("do", ["occlude", "freeze", "duplicate"])
+def test_a_choice_before_an_agents_first_turn_holds_in_it(do, groups):
+    env = {"name": "pettingzoo", "module": "helpers.turn_based:RandomTurns"}
+    env |= {"options": {"masks": None, "deaths": 0.0}, "max_steps": 12}
+    env |= {} if groups is None else {"groups": groups}
+    policies = {
+        name: RandomPolicy(group.action_space)
+        for name, group in describe_env(env).groups.items()
+    }
+    session = Session({"a": target_from_policies(policies, env)})
+    episode, readings, turns = session.lanes[0].episode, {}, set()
+    tell(session, do=do, entity=1)
+    while not session.over:
+        true = episode.env.observe()
+        for name, tokens in episode.perceived().items():
+            for agent in episode.env.active[name][0].nonzero()[:, 0].tolist():
+                seen = tokens.at((0, agent))
+                turns.add((name, agent))
+                if do == "occlude":
+                    assert seen.padding.tolist() == [False, True, False, False]
+                elif do == "duplicate":
+                    assert seen.features[4].equal(seen.features[1])
+                    assert not seen.padding.any()
+                else:
+                    value = true[name].features[0, agent, 1]
+                    first = readings.setdefault((name, agent), value)
+                    assert seen.features[1].equal(first)
+        session.step()
+    assert len(turns) == 3
+
+
 def test_a_paused_page_shows_a_token_doubled_after_a_step():
     session = Session({"a": token_target(CENTROID)})
     steps(session, 3)

@@ -54,7 +54,8 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     cut = count // 4
     ordered = np.sort(values, axis=-1)
     means = ordered[..., cut : count - cut].mean(-1)
-    return np.where(np.isnan(ordered[..., -1]), np.nan, means)
+    # The index makes a number of an array without dimensions.
+    return np.where(np.isnan(ordered[..., -1]), np.nan, means)[()]
 
 
 def interquartile_score(scores: np.ndarray) -> np.ndarray:
