@@ -325,9 +325,9 @@ def _parse(
         raise InputError(f"marks: expected 'padding' or 'present', got {marks!r}")
     parts, join = _parts(observation)
     by_features = presence is not None or zeros
-    # The other Boolean tensor of tokens, if any, has a column for each action.
-    is_tokens = isinstance(observation, Tokens)
-    if is_tokens and mask is None:
+    # The other Boolean tensor of tokens, if any, is an action mask. It belongs to the
+    # entities where it has a column for each of them.
+    if isinstance(observation, Tokens) and mask is None:
         mask = "padding"
     key = None if by_features else _mask_key(parts, mask)
     features = [v for v in parts.values() if _is_float(v) and v.dim() >= 3]
@@ -349,7 +349,6 @@ def _parse(
         name: part
         for name, part in parts.items()
         if name != key and part.shape[:2] == padding.shape
-        if not (is_tokens and name == "action_mask")
     }
     if not any(map(_is_float, entities.values())):
         shapes = {name: tuple(part.shape) for name, part in parts.items()}
@@ -502,7 +501,7 @@ def _report(subject: _Subject) -> MaskReport:
             continue
         except Exception as error:
             # A model may reject NaN, or a set without entities.
-            sentence = f"the model raises {described(error)}"
+            sentence = f"it raises {described(error)}"
         if sentence:
             failures[name] = sentence
         else:

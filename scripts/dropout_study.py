@@ -15,7 +15,7 @@ the paper's recipe.
 """
 
 from argparse import ArgumentParser
-from functools import reduce
+from functools import cache, reduce
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +112,7 @@ def collect(runs: Path) -> pd.DataFrame:
 
 def changes(config: dict[str, Any]) -> str:
     """Name what a configuration changes in the paper's recipe, after commas."""
-    recipe, names = compose("train", RECIPES[config["env"]["name"]]), []
+    recipe, names = recipe_of(config["env"]["name"]), []
     for path, name in CHANGES.items():
         section, key = path.split(".")
         value = recipe[section][key]
@@ -120,6 +120,14 @@ def changes(config: dict[str, Any]) -> str:
         if actual != value:
             names.append(f", {name.format(key=key, value=actual)}")
     return "".join(names)
+
+
+@cache
+def recipe_of(env: str) -> dict[str, Any]:
+    """Compose the paper's recipe for an environment."""
+    if env not in RECIPES:
+        raise InputError(f"expected runs of {', '.join(RECIPES)}, got one of {env}")
+    return compose("train", RECIPES[env])
 
 
 def final_values(table: pd.DataFrame, metric: str = RETURN) -> pd.Series:

@@ -233,7 +233,14 @@ FORMS: list[tuple[Callable[..., Any], Any, dict[str, Any]]] = [
         lambda tokens: (
             masked_sum(tokens.features, tokens.padding) + tokens.action_mask[:, :4]
         ),
-        Tokens(FEATURES, TYPES, PADDING, torch.arange(6).expand(3, 6) % 2 == 0),
+        Tokens(FEATURES, TYPES, PADDING, torch.arange(5).expand(3, 5) % 2 == 0),
+        {},
+    ),
+    (
+        lambda tokens: masked_sum(
+            tokens.features, tokens.padding | ~tokens.action_mask
+        ),
+        Tokens(FEATURES, TYPES, PADDING, torch.ones(3, 6).bool()),
         {},
     ),
     (
@@ -280,7 +287,7 @@ def test_an_exception_fails_its_check_alone() -> None:
 
     report = check_mask(strict, (FEATURES, PADDING))
     assert set(report.failures) == {"empty", "batch"}
-    assert report.failures["empty"].startswith("the model raises ArithmeticError: no")
+    assert report.failures["empty"].startswith("it raises ArithmeticError: no")
     assert "\n" not in report.failures["empty"]
 
 

@@ -147,7 +147,8 @@ class AnySizeModel:
                 f"{type(model).__name__}"
             )
         self.model = model
-        self._policies: dict[tuple[Any, ...], BasePolicy] = {}
+        self._original = model.policy
+        self._policies: dict[tuple[Any, torch.device, torch.dtype], BasePolicy] = {}
 
     def __call__(self, observation: Observation) -> np.ndarray:
         """Return the most likely actions; see `predict`."""
@@ -210,10 +211,11 @@ class AnySizeModel:
     def _policy(self, observation: Observation) -> BasePolicy:
         space = fitted_space(self.model.observation_space, observation)
         original = self.model.policy
-        # Buffers are no longer shared once the model has another dtype or device, nor
-        # anything once it has another policy.
-        dtype = next(original.parameters()).dtype
-        key = original, _sizes(space), original.device, dtype
+        # Weights are no longer shared once the model has another policy, and buffers
+        # once it has another dtype or device.
+        if original is not self._original:
+            self._original, self._policies = original, {}
+        key = _sizes(space), original.device, next(original.parameters()).dtype
         if key not in self._policies:
             self._policies[key] = resize_policy(original, space)
         return self._policies[key]
@@ -472,8 +474,10 @@ def _transposed(space: spaces.Space, observation: Any) -> Any:
             key: _transposed(space[key], value) if key in space.spaces else value
             for key, value in observation.items()
         }
-    is_image = isinstance(observation, np.ndarray) and observation.ndim in (3, 4)
-    return maybe_transpose(observation, space) if is_image else observation
+    array = as_array(observation)
+    if array is None or array.ndim not in (3, 4):
+        return observation
+    return maybe_transpose(array, space)
 
 
 def _has_channels_first(space: spaces.Space) -> bool:

@@ -99,11 +99,12 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
             agent: env.observation_space(agent) for agent in env.possible_agents
         }
         view = _view(env)
-        # The names of an environment's own groups need not be those of its agents.
-        if isinstance(view, ParallelView):
+        groups = by_name(env, list(observation_spaces))
+        # An environment's own groups may have other names, unless a wrapper has renamed
+        # its agents, or left some out.
+        is_ours = isinstance(view, ParallelView)
+        if is_ours and view.possible_agents == [*observation_spaces]:
             groups = view.members
-        else:
-            groups = by_name(env, list(observation_spaces))
         self._perturber = Perturber(
             env, perturbation, groups, observation_spaces, env.action_space, seed
         )

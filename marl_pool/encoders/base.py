@@ -37,6 +37,9 @@ class Encoder(nn.Module, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_constructor(cls, "encoder")
+        # Another forward pass may mix, whatever the inherited one does.
+        if "forward" in vars(cls) and "mixes_first" not in vars(cls):
+            cls.mixes_first = True
 
     @abstractmethod
     def forward(self, x: Tensor, padding: Mask = None) -> Tensor:

@@ -227,7 +227,7 @@ class BatchedEnv(ABC):
     ) -> None:
         self.num_envs, self.max_steps, self.seed = num_envs, max_steps, seed
         self.device, self.dtype = checked_device(device), dtype
-        # Half precision holds neither the numbers of steps nor uniform numbers below 1.
+        # Half precision counts to 2048 only, and its uniform numbers repeat.
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype: expected float32 or float64, got {dtype}")
         self.env_ids = torch.arange(num_envs, device=self.device) + first_env
@@ -491,9 +491,10 @@ class BatchedEnv(ABC):
         Raises:
             InputError: ``indices`` of another dtype, such as a mask.
         """
+        indices = torch.as_tensor(indices)
         if indices.dtype not in DISCRETE_DTYPES:
             raise InputError(
-                f"select: expected indices of dtype int64, got {indices.dtype}"
+                f"select: expected indices of dtype int64 or int32, got {indices.dtype}"
             )
         # A shallow copy shares options and constants; only the state is indexed.
         selected = object.__new__(type(self))

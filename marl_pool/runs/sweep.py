@@ -268,7 +268,7 @@ def trial_name(values: Mapping[str, Any]) -> str:
     long name is truncated and ends in a checksum.
     """
     keys = [quote(key, safe="+:[]") for key in values]
-    texts = map(_quoted, values.values())
+    texts = map(_text_in_name, values.values())
     name = ",".join(map("=".join, zip(keys, texts, strict=True)))
     # A file name has at most 255 bytes.
     if len(name) <= LONGEST_NAME:
@@ -321,7 +321,7 @@ def _validate_inside(key: str, value: Any, range_: Sequence[Any]) -> None:
         raise InputError(f"{key}: expected one of {choices}, got {show(value)}")
 
 
-def _quoted(value: Any) -> str:
+def _text_in_name(value: Any) -> str:
     """Return a value as it stands in the name of a folder."""
     if not isinstance(value, str):
         return quote(_label(value), safe="=,+:[]")

@@ -69,8 +69,8 @@ def published_rows(
         # The paper has deterministic trained policies, unperturbed or fully perturbed.
         published = published_for(policies[result.group], env)
         plain = result.policy == TRAINED and not (result.stochastic or result.missing)
-        plain = plain and result.severity == float(result.perturbed)
-        if plain and result.label in published:
+        is_full = result.severity == float(result.perturbed)
+        if plain and is_full and result.label in published:
             measured = [getattr(result, name) for name in PublishedRow._fields[:-2]]
             rows.append(PublishedRow._make([*measured, *published[result.label]]))
     return rows

@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
+from pettingzoo.utils import BaseParallelWrapper
 from torch import Tensor
 
 import marl_pool
@@ -160,6 +161,31 @@ def test_observations_equal_those_of_a_rollout(name: str) -> None:
                 for part, tensor in tokens.at(number).columns.items():
                     np.testing.assert_array_equal(obs[agent][part], tensor.numpy())
             obs, *_ = env.step(still)
+
+
+class Few(BaseParallelWrapper[Any, Any, Any]):
+    """The first two agents of an environment, with other names."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.names = {f"robot_{n}": a for n, a in enumerate(env.possible_agents[:2])}
+        self.possible_agents = [*self.names]
+
+    def observation_space(self, agent: Any) -> Any:
+        return self.env.observation_space(self.names[agent])
+
+    def action_space(self, agent: Any) -> Any:
+        return self.env.action_space(self.names[agent])
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        results = self.env.reset(seed=seed, options=options)
+        return [{n: part[a] for n, a in self.names.items()} for part in results]
+
+
+def test_a_wrapper_may_rename_agents_and_leave_some_out() -> None:
+    env = perturb_env(Few(make_env("simple_centroid", **CENTROID)), "occlude")
+    observations, _ = env.reset(seed=0)
+    assert [*observations] == ["robot_0", "robot_1"]
 
 
 @each_form

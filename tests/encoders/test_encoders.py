@@ -23,7 +23,7 @@ from helpers.samples import (
 )
 from helpers.samples import build_encoder as build
 from marl_pool.encoders import ENCODERS, make_encoder
-from marl_pool.encoders.base import Encoder
+from marl_pool.encoders.base import Encoder, IdentityEncoder
 
 GOLDEN = GOLDEN_FILES
 seeds = st.integers(0, 2**31)
@@ -74,6 +74,18 @@ def test_mixes_first_is_true_exactly_where_the_first_result_needs_the_others(
     changed = torch.cat([x[:, :1], x[:, 1:] + 1], 1)
     is_same = torch.equal(encoder(x)[:, 0], encoder(changed)[:, 0])
     assert encoder.mixes_first is not is_same
+
+
+def test_a_subclass_with_a_forward_pass_of_its_own_may_mix():
+    class Mixer(IdentityEncoder):
+        def forward(self, x, padding=None):
+            return x + x.mean(1, keepdim=True)
+
+    class Named(IdentityEncoder):
+        pass
+
+    assert Mixer.mixes_first
+    assert not Named.mixes_first
 
 
 @encoders

@@ -183,8 +183,7 @@ class TokenizedView(TokenView):
             zeros = torch.zeros(2, observer.size, device=observer.device)
             tokens = self.tokenizer(zeros)
         except (RuntimeError, LookupError, ValueError) as error:
-            first = first_line(error)
-            raise InputError(f"{where}: {first}") from error
+            raise InputError(f"{where}: {first_line(error)}") from error
         shape = (2, spec.num_tokens)
         for part, tensor, expected, dtype in (
             ("features", tokens.features, (*shape, spec.num_features), None),

@@ -334,8 +334,8 @@ def _why_unknown(*scores: Scores) -> str:
 
 def _improvements(rows: pd.DataFrame) -> pd.DataFrame:
     # A shade suggests an order, so methods that are not ranked get none.
-    ranked = rows["seeds"].min() >= RANKED_FROM
     scores = scores_by_kind(rows)
+    ranked = not rank(scores).refusal
     sources = rows.groupby("kind")["provenance"].first()
     columns = {"P(row > column)": [html.Cell(kind) for kind in scores]}
     for kind in scores:

@@ -40,7 +40,6 @@ def summary(methods: Sequence[Method], frame: pd.DataFrame) -> dict[str, Any]:
         "kinds": list(dict.fromkeys(method.kind for method in methods)),
         "envs": len({method.env for method in methods}),
         "env": env_label(methods[0].runs[0].run.env),
-        "ranked_from": RANKED_FROM,
         "groups": {
             group: {"episodes": episodes[0], **_findings(rows)}
             for group, rows in frame.groupby("group", sort=False)

@@ -48,14 +48,13 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
     Source: Agarwal et al., *Deep Reinforcement Learning at the Edge of the
     Statistical Precipice* (2021). Equals scipy's ``trim_mean`` at 0.25. NaN among the
-    values, which sorting puts last, gives NaN.
+    values, which sorting would cut off, gives NaN.
     """
     count = values.shape[-1]
     cut = count // 4
-    ordered = np.sort(values, axis=-1)
-    means = ordered[..., cut : count - cut].mean(-1)
+    means = np.sort(values, axis=-1)[..., cut : count - cut].mean(-1)
     # The index makes a number of an array without dimensions.
-    return np.where(np.isnan(ordered[..., -1]), np.nan, means)[()]
+    return np.where(np.isnan(values).any(-1), np.nan, means)[()]
 
 
 def interquartile_score(scores: np.ndarray) -> np.ndarray:

@@ -337,13 +337,17 @@ class FitMethod(TrainingMethod):
         learner = self.learner
         learner.network.load_state_dict(learner.best)
         test = learner.measure("test", torch.arange(self.task.num_test))
-        if faults := _not_finite(test.means):
-            raise stopped_error(self.run, self.where(0), f"on the test set {faults}")
         file = _network_file(self.run, self.fold)
         with writing(self.run, self.where(0), "the network"):
             make_folder(file.parent)
             write_tensors(learner.best, file)
             add_to_manifest(file.parent, file.name)
+        means, place = _finite(test.means), f"{self.where(0)}: on the test set"
+        if faults := _not_finite(test.means):
+            # A fit without its own metric has no result.
+            if self.task.metric not in means:
+                raise stopped_error(self.run, place, faults)
+            print_line(f"{place}: {faults}: left out of the results")
         self.results.append(
             FoldResult(
                 fold=self.fold,
@@ -352,7 +356,7 @@ class FitMethod(TrainingMethod):
                 steps=learner.step,
                 seconds=learner.seconds,
                 validation=min(learner.losses),
-                test=test.means,
+                test=means,
             )
         )
 
@@ -390,8 +394,8 @@ class FitMethod(TrainingMethod):
             means.add(scores)
         baselines = means.means()
         if faults := _not_finite(baselines):
-            raise InputError(faults)
-        return baselines
+            print_line(f"baselines: {faults}: left out of the results")
+        return _finite(baselines)
 
     # Checkpoints
 
@@ -417,6 +421,10 @@ def _not_finite(metrics: dict[str, float]) -> str:
         for name, value in metrics.items()
         if not math.isfinite(value)
     )
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 @contextmanager

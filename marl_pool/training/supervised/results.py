@@ -43,7 +43,9 @@ def write_results(
     """Write the results of a run, with additional ``entries``; return the document."""
 
     def over_folds(statistic: Callable[[list[float]], float]) -> dict[str, float]:
-        return {k: statistic([fold.test[k] for fold in folds]) for k in folds[0].test}
+        # A fold lacks metrics that were not finite.
+        names = [k for k in folds[0].test if all(k in fold.test for fold in folds)]
+        return {k: statistic([fold.test[k] for fold in folds]) for k in names}
 
     document = {
         **{

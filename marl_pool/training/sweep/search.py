@@ -24,7 +24,7 @@ from marl_pool.runs.sweep import (
     stopped_early,
 )
 from marl_pool.training.cluster import LOCAL, cluster_address
-from marl_pool.training.jobs import JOBS, config_of, has_ended
+from marl_pool.training.jobs import JOBS
 from marl_pool.training.supervised.fit import make_task
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.halving import score_of
@@ -126,13 +126,14 @@ class Search:
             InputError: in none of them do the values fit each other.
         """
         seed = (self.plan.probes[0].config.seed, len(self.proposals))
-        proposed = [proposal.values for proposal in self.proposals]
+        # As text, 1 is neither 1.0 nor true.
+        proposed = [json.dumps(proposal.values) for proposal in self.proposals]
         is_repeated = False
         for number in range(MOST_SUGGESTIONS):
             draw = (*seed, number) if number else seed
             # The sampler would repeat itself: look for other values at random.
             values = suggested(self.plan.space, () if is_repeated else scored, draw)
-            if values in proposed:
+            if json.dumps(values) in proposed:
                 is_repeated = True
                 continue
             try:
@@ -169,7 +170,9 @@ class Search:
         """Return the best score of a trial so far, or None without one."""
         if (run := self.sweep.run(trial)) is None:
             return None
-        is_over, rows = has_ended(run, config_of(run)), run.metrics.readable_rows()
+        # The result of a fit, whose folds alone need to know; cheaper than `has_ended`.
+        result, rows = JOBS[run.verb].result, run.metrics.readable_rows()
+        is_over = bool(result) and (run.path / result).is_file()
         return score_of(rows, self.metric, has_ended=is_over)
 
     @property

@@ -51,8 +51,8 @@ def run_trial(
         except Exception as error:
             # Report any failure, so that the other trials continue.
             file = run.write_error(traceback.format_exc())
-            first = first_line(error)
-            reason = f"{type(error).__name__}: {first}; traceback in {file}"
+            text = f"{type(error).__name__}: {first_line(error)}"
+            reason = f"{text}; traceback in {file}"
     except InputError as error:
         reason = str(error)
     except KeyboardInterrupt:  # the signal also reached this process: the run is saved

@@ -394,10 +394,25 @@ def test_a_test_metric_that_is_not_finite_stops_the_run(tmp_path, monkeypatch, f
 
     monkeypatch.setattr(LineFit, "batch", batch)
     run = run_of(tmp_path / "run", f"fit.folds={folds}")
-    reason = "fold 0: on the test set squared_error is nan; kept"
+    reason = "fold 0: on the test set: squared_error is nan; kept"
     with pytest.raises(StoppedError, match=reason):
         fit(run, config_of(run))
     assert not (run.path / "results.json").exists()
+
+
+def test_other_test_metrics_that_are_not_finite_are_left_out(
+    tmp_path, monkeypatch, capsys
+):
+    def evaluate(self, network, batch, generator):
+        errors = (network(batch["x"]) - batch["y"]).square()[:, 0]
+        divisor = 0 if (batch["x"] > 1).any() else 1  # only in the test set
+        metrics = {"squared_error": errors, "ratio": (1 + errors) / divisor}
+        return LossAndMetrics(errors.mean(), metrics)
+
+    monkeypatch.setattr(LineFit, "evaluate", evaluate)
+    run = fitted(tmp_path / "run")
+    assert read_results(run.path)["mean"].keys() == {"squared_error"}
+    assert "fold 0: on the test set: ratio is inf: left out" in capsys.readouterr().err
 
 
 def test_a_metric_that_only_some_batches_have_is_refused():
