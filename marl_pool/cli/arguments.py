@@ -238,7 +238,12 @@ def _parsers(
         default=STUDIED[0],
     )
     add("sweep", "--sweep-dir", "folder of the sweep", **folder)
-    add("sweep", "--dry-run", "print the study and stop", **flag)
+    add(
+        "sweep",
+        "--dry-run",
+        "print the study, timed by short trainings, and stop",
+        **flag,
+    )
     add("sweep", "--search", "search ranges in place of a grid", **flag)
     for verb, keys in KEY_FLAGS.items():
         for key, help_text in keys.items():
