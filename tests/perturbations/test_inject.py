@@ -134,8 +134,8 @@ def test_near_is_near_the_observer_whatever_its_own_token_says(name):
     offsets = near[0].features[:, :, added][..., list(spec.positions)]
     assert offsets.abs().max() <= 0.25
     shifts = at_own[0].features[:, :, added][..., list(spec.positions)] - offsets
-    own = tokens.features[:, :, :1][..., list(spec.positions)]
-    torch.testing.assert_close(shifts, own.expand_as(shifts))
+    observer = tokens.features[:, :, :1][..., list(spec.positions)]
+    torch.testing.assert_close(shifts, observer.expand_as(shifts))
 
 
 def test_without_any_anchor_the_distractors_are_padded():

@@ -133,8 +133,8 @@ def test_a_choice_before_an_agents_first_turn_holds_in_it(do, groups):
                     assert not seen.padding.any()
                 else:
                     value = true[name].features[0, agent, 1]
-                    first = readings.setdefault((name, agent), value)
-                    assert seen.features[1].equal(first)
+                    reading = readings.setdefault((name, agent), value)
+                    assert seen.features[1].equal(reading)
         session.step()
     assert len(turns) == 3
 
