@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, product
 from pathlib import Path
@@ -102,11 +101,6 @@ def plan_grid(
         if first != trial.name:
             raise InputError(f"the trials {first} and {trial.name} are the same run")
         trials.append(trial)
-    # Null and the text "null" differ, but their trials would share a folder.
-    folders = Counter(trial.name for trial in trials)
-    for name, count in folders.items():
-        if count > 1:
-            raise InputError(f"grid: expected one trial {name}, got {count}")
     return Plan(grid, list(fixed), settings, trials)
 
 

@@ -491,7 +491,7 @@ class BatchedEnv(ABC):
         Raises:
             InputError: ``indices`` of another dtype, such as a mask.
         """
-        indices = torch.as_tensor(indices)
+        indices = torch.as_tensor(indices, device=self.device)
         if indices.dtype not in DISCRETE_DTYPES:
             raise InputError(
                 f"select: expected indices of dtype int64 or int32, got {indices.dtype}"
