@@ -65,6 +65,7 @@ CHANGES = {
     "encoder.attention_scale": "{key} {value}",
     "ppo.batch_size": "{key} {value}",
     "ppo.gamma": "{key} {value}",
+    "ppo.gae_lambda": "{key} {value}",
     "ppo.normalize_value_loss": "{key}",
 }
 """Key → name of a run that has another value than the recipe."""

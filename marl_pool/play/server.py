@@ -34,6 +34,10 @@ HOLD = 1.5
 """Seconds for which the end of an episode stays on the page."""
 MESSAGES = 8
 """Maximum messages of a page that are handled between two of its frames."""
+DRAWN = "drawn"
+"""What a page sends for each frame, once it has drawn it."""
+AHEAD = 4
+"""Frames that may be on their way: a slow page gets fewer, not later ones."""
 PLAYING = ("step", "restart", "next")
 """Plain messages that play; their errors are the environment's or the policy's."""
 MAX_REASON = 123
@@ -172,6 +176,8 @@ class Viewer:
         # Messages handled so far, and those that may still be before the next frame.
         self.heard, self.quota = 0, MESSAGES
         self.renewed = asyncio.Event()
+        # Frames that the page has not drawn yet.
+        self.undrawn = 0
 
     async def run(self) -> None:
         """Send frames and handle messages until the page closes."""
@@ -192,30 +198,39 @@ class Viewer:
 
     async def _listen(self) -> None:
         async for text in self.connection:
-            playing = False
-            try:
-                message = parse_message(text)
-                playing = isinstance(message, PlainMessage) and message.do in PLAYING
-                self.session.act(message)
-            except InputError as error:
-                # A failed episode cannot continue, but one with a rejected change can.
-                if playing:
-                    raise
-                await self._send({"kind": "error", "text": str(error)})
-            self.heard += 1
-            self.touched.set()
+            if text == DRAWN:
+                self.undrawn = max(0, self.undrawn - 1)
+            else:
+                await self._act(text)
             # A page that floods the server waits, so that others and Ctrl-C need not.
             self.quota -= 1
             if not self.quota:
                 self.renewed.clear()
                 await self.renewed.wait()
 
+    async def _act(self, text: str | bytes) -> None:
+        playing = False
+        try:
+            message = parse_message(text)
+            playing = isinstance(message, PlainMessage) and message.do in PLAYING
+            self.session.act(message)
+        except InputError as error:
+            # A failed episode cannot continue, but one with a rejected change can.
+            if playing:
+                raise
+            await self._send({"kind": "error", "text": str(error)})
+        self.heard += 1
+        self.touched.set()
+
     async def _send_frame(self) -> None:
         """Take the steps that are due, and send a frame if anything has changed."""
         began, busy = time.monotonic(), time.process_time()
-        if not self._advance() and not self.touched.is_set():
+        if self._advance():
+            self.touched.set()
+        if not self.touched.is_set() or self.undrawn >= AHEAD:
             return
         self.touched.clear()
+        self.undrawn += 1
         frame = self.session.frame()
         self.cost = running_mean(self.cost, time.process_time() - busy)
         # A simulator that sleeps, or runs in other processes, takes no CPU time here.

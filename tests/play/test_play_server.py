@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 from helpers.played import served, token_target
 from helpers.tables import yaml_cases
 from marl_pool.play.messages import MAX_BYTES
-from marl_pool.play.server import MESSAGES, LiveServer, Viewer, play
+from marl_pool.play.server import AHEAD, DRAWN, MESSAGES, LiveServer, Viewer, play
 from marl_pool.play.session import Session
 from marl_pool.utils.errors import InputError
 
@@ -88,8 +88,9 @@ def test_other_methods_and_malformed_requests_are_answered(
     assert (b"<!doctype html>" in answer) == (status == 200)
 
 
-def test_a_page_that_floods_waits_for_its_frames(server):
+def test_a_page_that_floods_waits_for_its_frames(server, monkeypatch):
     count = 5 * MESSAGES
+    monkeypatch.setattr("marl_pool.play.server.AHEAD", count)
     with live(server) as connection:
         for _ in range(count):
             connection.send('{"do": "restart"}')
@@ -99,6 +100,23 @@ def test_a_page_that_floods_waits_for_its_frames(server):
             if message["kind"] == "frame":
                 counts.append(message["heard"])
     assert max(b - a for a, b in itertools.pairwise(counts)) <= MESSAGES
+
+
+def test_a_page_that_draws_slowly_gets_fewer_frames_not_late_ones(server):
+    with live(server) as connection:
+        assert json.loads(connection.recv(timeout=300))["kind"] == "hello"
+        frames = [json.loads(connection.recv(timeout=300)) for _ in range(AHEAD)]
+        # The episode goes on meanwhile, and what the page asks is heard.
+        with pytest.raises(TimeoutError):
+            connection.recv(timeout=2)
+        connection.send('{"do": "pause", "on": true}')
+        connection.send(DRAWN)
+        while not frames[-1]["paused"]:
+            frames.append(json.loads(connection.recv(timeout=300)))
+            connection.send(DRAWN)
+    steps = [frame["lanes"][0]["episode"]["steps"] for frame in frames]
+    assert len(frames) <= 2 * AHEAD
+    assert steps[AHEAD] > steps[AHEAD - 1] + 1
 
 
 @pytest.mark.parametrize(
@@ -115,6 +133,8 @@ def test_messages_are_bounded_and_malformed_ones_answered(server):
     def receive(connection, kind):
         while True:
             message = json.loads(connection.recv(timeout=300))
+            if message["kind"] == "frame":
+                connection.send(DRAWN)
             if message["kind"] == kind:
                 return message
 
