@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from marl_pool.tokens import Tokens, like
-from marl_pool.utils.errors import InputError, described
+from marl_pool.utils.errors import InputError, described, first_line
 
 Key = str | int
 Parts = dict[Any, Tensor]
@@ -463,7 +463,7 @@ def _copied(model: nn.Module) -> nn.Module:
     try:
         return deepcopy(model, computed)
     except (RuntimeError, TypeError) as error:
-        text = str(error).partition("\n")[0][:100]
+        text = first_line(error)[:100]
         raise InputError(
             f"model: expected a module that can be copied, got the error: {text}"
         ) from error
@@ -588,7 +588,7 @@ def _padding_amount(subject: _Subject) -> str:
     except (RuntimeError, ValueError, IndexError) as error:
         # Such as a model that flattens its input, which is no mistake.
         num_slots = sets.padding.shape[1]
-        text = str(error).partition("\n")[0][:100]
+        text = first_line(error)[:100]
         raise _SkippedError(f"it takes only {num_slots} slots ({text})") from None
     # Attention weights, for example, have as many columns as there are slots.
     pairs = [
@@ -734,7 +734,7 @@ def _low_precision(dtype: torch.dtype) -> Callable[[_Subject], str]:
             cast = _in_precision(subject, dtype)
             cast.compared(cast.sets)
         except (RuntimeError, TypeError, NotImplementedError) as error:
-            text = str(error).partition("\n")[0][:100]
+            text = first_line(error)[:100]
             # torch refuses to fill float16 with a number such as -1e9.
             if "overflow" in text:
                 return f"a number of the mask is too large for it ({text})"

@@ -29,7 +29,7 @@ from typing_extensions import override
 from marl_pool.adapters.space_network import SpaceNetwork
 from marl_pool.observations.make import split_action_mask
 from marl_pool.observations.masks import MASK, read_mask
-from marl_pool.observations.parts import as_array, kind_of
+from marl_pool.observations.parts import as_array, summary_of
 from marl_pool.observations.token_dict import TOKEN_PARTS
 from marl_pool.observations.view import TokenView, listed
 from marl_pool.options.construction import check_constructor
@@ -318,7 +318,7 @@ def fitted_space(space: spaces.Space, observation: Observation) -> spaces.Space:
     if array is None or array.dtype.kind not in "biuf":
         raise InputError(
             f"observation: expected an array of {space.shape}, got "
-            f"{kind_of(observation)}"
+            f"{summary_of(observation)}"
         )
     shape, actual = space.shape or (), array.shape
     size = actual[len(actual) - len(shape) :]
@@ -453,7 +453,7 @@ def _read_masks(mask: Any, batch: tuple[int, ...], space: spaces.Space) -> np.nd
         and array.size == np.prod(shape)
     )
     if array is None or not fitting or not np.isin(array, (0, 1)).all():
-        actual = kind_of(mask) if array is None or fitting else array.shape
+        actual = summary_of(mask) if array is None or fitting else array.shape
         raise InputError(
             f"{MASK}: expected numbers 0 and 1 of shape {shape}, got {actual}"
         )

@@ -10,7 +10,7 @@ from marl_pool.kernels.functional import Activation
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.observations.lists import element_space
 from marl_pool.observations.make import make_view, split_action_mask, validate_space
-from marl_pool.observations.parts import kind_of
+from marl_pool.observations.parts import summary_of
 from marl_pool.observations.view import TokenOptions
 from marl_pool.options.construction import check_constructor, with_name
 from marl_pool.options.signatures import ANY_OTHER, options_of, unknown_key
@@ -120,7 +120,7 @@ class SpaceNetwork(nn.Module):
             if not isinstance(values[name], Tensor):
                 raise InputError(
                     f"{part.label}expected observations of shape {part.shape}, as in "
-                    f"the space, got {kind_of(values[name])}"
+                    f"the space, got {summary_of(values[name])}"
                 )
             shape, count = tuple(values[name].shape), len(part.shape)
             # Only the number of tokens may differ from the space.

@@ -27,7 +27,7 @@ from marl_pool.envs.views import ParallelView
 from marl_pool.finite import validate_finite
 from marl_pool.observations.make import split_action_mask
 from marl_pool.observations.masks import MASK, read_mask
-from marl_pool.observations.parts import as_array, kind_of
+from marl_pool.observations.parts import as_array, summary_of
 from marl_pool.observations.token_dict import TOKEN_PARTS, TokenDictView, token_spec
 from marl_pool.options.signatures import check_argument
 from marl_pool.options.types import Seed
@@ -46,6 +46,7 @@ from marl_pool.policies.selection import SelectedTokens
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys
+from marl_pool.utils.text import single_line
 
 ALONE = "agent"
 """Name of the agent of a Gymnasium env, and of its group."""
@@ -509,8 +510,8 @@ def _read_box(space: spaces.Box, action: Any, where: str) -> np.ndarray:
         or array.dtype.kind not in "biuf"
         or not np.isfinite(array).all()
     ):
-        expected = " ".join(str(space).split())
-        raise InputError(f"{where}: expected {expected}, got {kind_of(action)}")
+        expected = single_line(space)
+        raise InputError(f"{where}: expected {expected}, got {summary_of(action)}")
     return array if array.dtype.kind == "f" else array.astype(np.float64)
 
 

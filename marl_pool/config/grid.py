@@ -226,6 +226,8 @@ def _split(
         if not override.swept:
             fixed.append(text)
             continue
+        if not override.values:
+            raise InputError(f"{override.key}: expected at least one value, got {text}")
         _validate_number(override.key, len(override.values))
         swept[override.key] = [*([CHOICE] if is_search else []), *override.values]
     return fixed, swept

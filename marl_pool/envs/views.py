@@ -17,6 +17,7 @@ from typing_extensions import override
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.contract import CheckedEnv
+from marl_pool.options.names import short_name
 from marl_pool.options.signatures import check_argument
 from marl_pool.options.types import Seed
 from marl_pool.policies.action_spaces import ActionRows
@@ -104,7 +105,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         self._checked = ViewedEnv(name, 1, render_mode, **options)
         env = self.env
         self.metadata = {
-            "name": f"{name.rpartition(':')[2]}_v{env.version}",
+            "name": f"{short_name(name)}_v{env.version}",
             "is_parallelizable": True,
             **RENDERING,
         }

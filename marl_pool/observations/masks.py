@@ -8,6 +8,7 @@ from gymnasium import spaces
 
 from marl_pool.observations.parts import Part, PlainSpace, as_array
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import single_line
 
 MASK = "action_mask"
 """Key of an entry, of an observation or of infos, that says which actions are valid."""
@@ -114,4 +115,4 @@ def _is_binary(row: np.ndarray) -> bool:
 
 
 def _shown(mask: Any) -> str:
-    return " ".join(f"{mask!r:.80}".split())
+    return single_line(f"{mask!r:.80}")

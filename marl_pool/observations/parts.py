@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import single_line
 
 ROUNDING = 1e-4
 """Relative amount by which floats may exceed the bounds of their space."""
@@ -35,11 +36,11 @@ def as_array(value: Any) -> np.ndarray | None:
         return None
 
 
-def kind_of(value: Any) -> str:
+def summary_of(value: Any) -> str:
     """Describe a value in one line, such as ``a Dict of cars, goal``."""
     if isinstance(value, Mapping):
         return f"a Dict of {', '.join(map(str, value)) or 'nothing'}"[:200]
-    return f"{type(value).__name__} {' '.join(f'{value!r:.80}'.split())}"
+    return f"{type(value).__name__} {single_line(f'{value!r:.80}')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +181,7 @@ class Part:
         if array is None or isinstance(value, Mapping):
             raise InputError(
                 f"{self.label}expected an array of shape {self.shape}, as in its "
-                f"space, got {kind_of(value)}"
+                f"space, got {summary_of(value)}"
             )
         return array
 

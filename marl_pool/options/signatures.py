@@ -35,6 +35,7 @@ from pydantic_core import to_jsonable_python
 from marl_pool.options.names import nearest, unknown
 from marl_pool.options.types import check_size
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import single_line
 
 ANY_OTHER = "**"
 """The name under which a constructor's ``**options`` is listed."""
@@ -397,7 +398,7 @@ def meanings(cls: type) -> dict[str, str]:
         entries = ENTRY.findall(SECTION.split(sections[0])[0]) if sections else []
         texts = _field_docstrings(base) if "__dataclass_fields__" in vars(base) else {}
         for name, text in [*entries, *texts.items()]:
-            by_name.setdefault(name, " ".join(text.split()))
+            by_name.setdefault(name, single_line(text))
     return by_name
 
 
