@@ -333,9 +333,9 @@ def fitted_space(space: spaces.Space, observation: Observation) -> spaces.Space:
     is_rows = isinstance(space, spaces.Box) and len(shape) == 2
     is_rows = is_rows and space.dtype != np.uint8
     if 0 in size or (is_rows and size[1:] != shape[1:]):
+        form = f"(N, {shape[1]})" if is_rows else f"a shape like {shape}"
         raise InputError(
-            f"observation: expected {shape} with at least one token and the same "
-            f"features, got {actual}"
+            f"observation: expected {form} with at least one token, got {actual}"
         )
     match space:
         case spaces.MultiBinary():

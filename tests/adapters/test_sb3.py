@@ -482,7 +482,7 @@ def test_named_sets_keep_their_features():
     model = AnySizeModel(make(PPO, space, spaces.Discrete(3)))
     cars = np.zeros((9, 3), np.float32)
     model({"cars": cars, "people": np.zeros((1, 5), np.float32)})
-    with pytest.raises(InputError, match=r"the same features, got \(1, 4\)"):
+    with pytest.raises(InputError, match=r"with at least one token, got \(1, 4\)"):
         model({"cars": cars, "people": np.zeros((1, 4), np.float32)})
 
 
@@ -570,8 +570,8 @@ def test_heads_of_one_number_of_tokens():
         ([], "the entry 'features'"),
         ([(6, 4), 6], "the entry 'padding'"),
         ([4, 6, 6], r"expected \(6, 4\) with any number of tokens"),
-        ([(6, 3), 6, 6], r"the same features, got \(6, 3\)"),
-        ([(0, 4), 0, 0], r"at least one token .* got \(0, 4\)"),
+        ([(6, 3), 6, 6], r"expected \(N, 4\) with at least .* got \(6, 3\)"),
+        ([(0, 4), 0, 0], r"at least one token, got \(0, 4\)"),
     ],
 )
 def test_wrong_observations(shapes, message):
