@@ -350,6 +350,10 @@ def page() -> str:
         " `python scripts/pretrained.py train RUNS NAME` repeats a training run, and "
         "`ship` measures its policy by `marl-pool evaluate pretrained=NAME "
         f"suite={SUITE} episodes={EPISODES}`.",
+        "No policy is shipped of `experiment=simple_reference`, whose seeds differ "
+        "widely, and `experiment=simple_world_comm`; training takes five and three "
+        "minutes ([returns](mpe.md#the-other-five-tasks)). Nor of `experiment=pong`: "
+        "a clone that wins takes 40 minutes (`experiment=pong_clone_remembering`).",
         *chain.from_iterable(_section(name, card) for name, card in cards.items()),
     ]
     return "\n\n".join(parts) + "\n"

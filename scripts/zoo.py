@@ -172,7 +172,8 @@ def page(collections: dict[str, list[tuple[str, ...]]]) -> str:
         "values.",
         '`pip install "marl-pool[zoo]"` installs the collections; on Python 3.11 all '
         "of them fit the versions of `constraints.txt`. "
-        "[pettingzoo](envs/pettingzoo.md) explains how observations become tokens.",
+        "[pettingzoo](envs/pettingzoo.md) explains how observations become tokens. "
+        "Policies trained to the end are in [pretrained](pretrained.md).",
     ]
     for name, rows in collections.items():
         parts += [f"## {name}", markdown_table(COLUMNS, rows)]
