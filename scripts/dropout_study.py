@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 import yaml
 from markdown_tables import markdown_table
-from study_arguments import new_file, reported
+from study_arguments import new_file, read_rows, reported
 
 from marl_pool.config.compose import compose
 from marl_pool.evaluation.statistics.intervals import (
@@ -89,8 +89,11 @@ def collect(runs: Path) -> pd.DataFrame:
     """Return the metrics of all runs in a folder, averaged over `EVERY` iterations."""
     frames = []
     for file in sorted(runs.glob("*/metrics.csv")):
-        config = yaml.safe_load((file.parent / "config.yaml").read_text("utf-8"))
-        metrics = pd.read_csv(file)
+        config_file = file.with_name("config.yaml")
+        if not config_file.is_file():
+            raise InputError(f"{config_file}: no such file")
+        config = yaml.safe_load(config_file.read_text("utf-8"))
+        metrics = read_rows(file, ["iteration", "env_steps", *METRICS])
         if metrics["env_steps"].iloc[-1] < config["total_steps"]:
             continue  # unfinished
         blocks = metrics.groupby((metrics["iteration"] - 1) // EVERY)
@@ -327,9 +330,8 @@ def main() -> None:
             rows = collect(arguments.source)
             rows.round(4).to_csv(arguments.out, index=False)
             return
-        if not arguments.source.is_file():
-            raise InputError(f"{arguments.source}: no such file")
-        table = pd.read_csv(arguments.source, dtype={"dropout": str})
+        columns = [*RUN, "env_steps", *METRICS]
+        table = read_rows(arguments.source, columns, {"dropout": str})
         for key in ("seed", "dropout"):
             if names := getattr(arguments, key.replace("seed", "seeds")):
                 table = table[table[key].astype(str).isin(names)]

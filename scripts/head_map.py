@@ -27,12 +27,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from head_map_tables import CELL, PERTURBED, draw, report, write_page
-from study_arguments import new_file, reported
+from study_arguments import new_file, read_rows, reported
 
 from marl_pool import evaluate, load_policy
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.text import printable
 
 SEEDS = range(5)
 SHARES = (Fraction(1, 2), Fraction(1, 8), Fraction(1, 32))
@@ -158,7 +157,7 @@ def collect(runs: Path, out: Path, question: str) -> None:
     Raises:
         InputError: no run is finished.
     """
-    table = read_map(out) if out.is_file() else pd.DataFrame(columns=COLUMNS)
+    table = read_rows(out, COLUMNS) if out.is_file() else pd.DataFrame(columns=COLUMNS)
     is_answer = table["label"].str.split().str[0] == question
     present = {*table[is_answer].groupby(["env", "run"]).groups}
     opened = [run for run in map(Run.open, sorted(runs.glob("*/"))) if is_finished(run)]
@@ -220,24 +219,6 @@ def cell_of(run: Run) -> MapCell:
     return MapCell(run.config["encoder"].get("num_layers", 0), tokens, share)
 
 
-def read_map(file: Path) -> pd.DataFrame:
-    """Read the collected scores.
-
-    Raises:
-        InputError: no such file, no rows, or other columns.
-    """
-    if not file.is_file():
-        raise InputError(f"{file}: no such file")
-    try:
-        table = pd.read_csv(file)
-    except ValueError as error:
-        raise InputError(f"{file}: no table: {printable(error)}") from None
-    if table.empty or {*COLUMNS} - {*table}:
-        columns = ", ".join(COLUMNS)
-        raise InputError(f"{file}: expected rows with the columns {columns}")
-    return table
-
-
 def late_rise(run: Run) -> float:
     """Return the rise of the return over the last fifth, by a fitted line."""
     table = run.to_pandas()
@@ -252,7 +233,7 @@ def tabulate(source: Path, out: Path | None, page: Path | None) -> None:
     Raises:
         InputError: no such file, or none of the map.
     """
-    table = read_map(source)
+    table = read_rows(source, COLUMNS)
     if page is not None and not page.is_file():
         raise InputError(f"{page}: no such file")
     if page is None:

@@ -1,11 +1,14 @@
 """Command line of the scripts that tabulate and draw a study."""
 
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pandas as pd
+
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import printable
 
 
 def study_parser(doc: str, *, needs_picture: bool = False) -> ArgumentParser:
@@ -43,6 +46,31 @@ def positive(text: str) -> int:
     if number < 1:
         raise ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return number
+
+
+def read_rows(
+    file: Path, columns: Sequence[str], dtype: Mapping[str, type] | None = None
+) -> pd.DataFrame:
+    """Read a CSV file that has at least one row and these columns.
+
+    Args:
+        file: the file.
+        columns: names, besides which there may be others.
+        dtype: column → type, instead of the one that fits its values.
+
+    Raises:
+        InputError: no such file, no rows, or other columns.
+    """
+    if not file.is_file():
+        raise InputError(f"{file}: no such file")
+    try:
+        table = pd.read_csv(file, dtype=dtype)
+    except ValueError as error:
+        raise InputError(f"{file}: no table: {printable(error)}") from None
+    if table.empty or {*columns} - {*table}:
+        names = ", ".join(columns)
+        raise InputError(f"{file}: expected rows with the columns {names}")
+    return table
 
 
 @contextmanager

@@ -84,6 +84,23 @@ def test_two_runs_of_one_kind_are_not_averaged(tmp_path):
         collect(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a/metrics.csv", "", "metrics.csv: no table: No columns to parse"),
+        ("a/metrics.csv", "iteration\n1\n", "metrics.csv: expected rows with the col"),
+        ("a/config.yaml", None, "config.yaml: no such file"),
+        ("a/config.yaml", "total_steps: 9000", "expected finished runs, got none"),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_named(tmp_path, name, text, message):
+    write_run(tmp_path / "a", {}, 0.2, -0.5)
+    file = tmp_path / name
+    file.unlink() if text is None else file.write_text(text)
+    with pytest.raises(InputError, match=message):
+        collect(tmp_path)
+
+
 def test_at_one_level_it_is_the_permutation_test_of_scipy():
     rng = np.random.default_rng(3)
     ada, head = rng.normal(0.5, 1, 5), rng.normal(0, 1, 4)
